@@ -39,6 +39,13 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# one process, so that no two write one file; PYTEST_ARGS chooses tests, of which the figure then is
+coverage: setup
+	rm -rf build/coverage && mkdir -p build/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n 0 $(PYTEST_ARGS)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report
+
 bench: setup
 	$(BIN)/python -m benchmarks.run_all
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.synthetic import content_hashes
+from tests.support.thorough import often
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 
@@ -77,7 +78,7 @@ def test_killed_at_every_few_steps(undisturbed: Path, tmp_path: Path, kind: str)
     total = len(steps(undisturbed))
     rng = random.Random(kind)
     expected = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 130}[kind]
-    for index in sorted(rng.sample(range(total), 8)):
+    for index in sorted(rng.sample(range(total), often(4, 12))):
         store = tmp_path / f"at{index}" / ".trtforge"
         killed = run(store, "--die-at", str(index), "--signal", kind)
         assert killed.returncode == expected, (steps(undisturbed)[index], killed.stderr)
@@ -90,7 +91,7 @@ def test_killed_at_every_few_steps(undisturbed: Path, tmp_path: Path, kind: str)
 def test_killed_again_and_again_on_one_store(undisturbed: Path, tmp_path: Path) -> None:
     rng = random.Random(1)
     store = tmp_path / ".trtforge"
-    for _ in range(12):
+    for _ in range(often(8, 24)):
         run(store, "--die-at", str(rng.randrange(0, 14)))
     assert_recovers(store, undisturbed)
 
@@ -98,7 +99,7 @@ def test_killed_again_and_again_on_one_store(undisturbed: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
     rng = random.Random(2)
-    for index in range(8):
+    for index in range(often(4, 12)):
         store = tmp_path / f"t{index}" / ".trtforge"
         process = forked.Forked(PROGRAM, ["--store", str(store), "--pause", "0.03"])
         time.sleep(rng.uniform(0.05, 0.6))

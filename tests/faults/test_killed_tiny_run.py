@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.forked import Forked
+from tests.support.thorough import often
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
@@ -98,7 +99,7 @@ def test_killed_while_its_server_runs(recipe: Path, undisturbed: dict[str, Any],
 def test_killed_at_random_times(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     store = tmp_path / ".trtforge"
     rng = random.Random(5)
-    for _ in range(5):  # a run that nothing disturbs takes some four seconds
+    for _ in range(often(3, 8)):  # a run that nothing disturbs takes some four seconds
         process = start(recipe, store)
         time.sleep(rng.uniform(0.1, 4.0))
         process.kill()
@@ -130,7 +131,7 @@ def test_stopped_at_random_times_of_the_benchmark(
 ) -> None:
     store = unfinished(finished[0], tmp_path, "bench", "bundle")
     rng = random.Random(int(number))
-    for attempt in range(3):
+    for attempt in range(often(2, 4)):
         before = set((store / "logs").iterdir())
         process = start(recipe, store, "--until", "bundle")
         deadline = time.monotonic() + 120

@@ -96,10 +96,11 @@ def test_p_values_of_a_right_engine_are_uniform() -> None:
     rng = np.random.default_rng(5)
     bins = make_bins(of_toy, 256, 2)
     values = []
+    behind = np.cumsum([of_toy((first,)) for first in range(3)], axis=1)
     for _ in range(2000):
-        draws = []
-        for first in rng.choice(3, size=256, p=of_toy(())).tolist():
-            draws.append((first, int(rng.choice(3, p=of_toy((first,))))))
+        first = rng.choice(3, size=256, p=of_toy(()))
+        second = (rng.random((256, 1)) > behind[first, :2]).sum(axis=1)
+        draws = list(zip(first.tolist(), second.tolist(), strict=True))
         values.append(chi_square(bins.count(draws), bins.expected)[1])
     assert 0.07 < np.mean(np.array(values) < 0.1) < 0.13
     assert np.mean(np.array(values) < 0.001) < 0.005
