@@ -1,4 +1,4 @@
-"""How often a test repeats what takes seconds each time: enough by default, more with ``THOROUGH=1`` in the environment.
+"""How often a test repeats what takes seconds each time: enough by default, more with ``THOROUGH=1``.
 
 Each of these tests draws places or moments from a seed; the thorough run draws more of them, the first ones the same.
 """
