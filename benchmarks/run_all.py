@@ -27,6 +27,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.lint", (), ("--rounds", "2")),
     ("benchmarks.audit", (), ("--rounds", "2")),
     ("benchmarks.planner_bars", (), ()),
+    ("benchmarks.evaluation", (), ("--rounds", "2")),
     ("benchmarks.triton_repository", (), ("--quick",)),
     ("benchmarks.guided_speculation", (), ("--quick",)),
     ("benchmarks.speculation_host", (), ("--steps", "60")),
