@@ -64,6 +64,39 @@ def test_killed_in_every_stage(recipe: Path, undisturbed: dict[str, Any], tmp_pa
     assert not list((store / "tmp").iterdir())
 
 
+#: what is killed within, and after how many of its samples
+SAMPLES = (
+    ("baseline", "windows", 2),
+    ("baseline", "noise", 1),
+    ("baseline", "answers", 1),
+    ("baseline", "tasks", 2),
+    ("baseline", "needles", 1),
+    ("baseline", "tails", 1),
+    ("evaluate", "windows", 3),
+    ("evaluate", "needles", 1),
+    ("parity", "windows", 1),
+    ("parity", "tails", 1),
+)
+
+
+def test_killed_within_every_evaluation_nothing_is_measured_twice(tmp_path: Path) -> None:
+    """A sample is on the disk when it is measured: a run that goes on takes it over, and ends with the same hashes."""
+    recipe = write_tiny_recipe(tmp_path)
+    text = recipe.read_text().replace("stride: 64,", "stride: 64, noise_tokens: 256,")
+    text = text.replace("engine_parity: {prompts: 4,", "engine_parity: {prompts: 4, tokens: 256,")
+    probes = "  suite: {samples: 1, gate: null}\n  long_context: {lengths: [256, 512], depths: [0.5], samples: 1}\n"
+    recipe.write_text(text.replace("build:\n", f"{probes}build:\n"))
+    store, log = tmp_path / ".trtforge", tmp_path / "samples.log"
+    for stage, name, count in SAMPLES:
+        done = run(recipe, store, "--samples-log", str(log), "--die-at-sample", f"{name}:{count}", "--until", stage)
+        assert done.returncode == -9, (stage, name, done.stderr[-2000:])
+    ended = hashes(run(recipe, store, "--samples-log", str(log)))
+    measured = log.read_text().splitlines()
+    assert len(measured) == len(set(measured)), "a sample was measured twice"
+    assert {line.split()[1] for line in measured} == {f"{name}.jsonl" for _, name, _ in SAMPLES}
+    assert hashes(run(recipe, tmp_path / "other")) == ended
+
+
 def servers_of(store: Path) -> list[psutil.Process]:
     """Triton processes whose command line names the store."""
     found = []

@@ -43,6 +43,22 @@ def write_tiny_recipe(directory: Path, *, format: str = "fp8", kv_cache: str = "
     return path
 
 
+def _watch_samples(log: Path, name: str = "", after: str = "0") -> None:
+    from evals.samples import Samples
+
+    add = Samples.add
+
+    def watched(self: Any, sample: str, record: Any) -> Any:
+        kept = add(self, sample, record)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{self._scratch.parent.parent} {self._name} {sample}\n")
+        if self._name == f"{name}.jsonl" and self.measured == int(after):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return kept
+
+    setattr(Samples, "add", watched)  # noqa: B010
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("recipe", type=Path)
@@ -50,6 +66,8 @@ def main() -> int:
     parser.add_argument("--until", default="parity")
     parser.add_argument("--force", action="append", default=[])
     parser.add_argument("--die-at", default="", help="kill this process at the first step of that name")
+    parser.add_argument("--die-at-sample", default="", help="NAME:N: kill this process when it has measured N samples")
+    parser.add_argument("--samples-log", type=Path, help="append a line for every sample that is measured")
     options = parser.parse_args()
 
     def hook(name: str) -> None:
@@ -57,6 +75,8 @@ def main() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
 
     set_hook(hook)
+    if options.samples_log is not None:
+        _watch_samples(options.samples_log, *filter(None, options.die_at_sample.split(":")))
     pipeline = default_pipeline(Store(options.store, durable=False))
     output = options.store.parent / "bundles"
     result = pipeline.run(load_recipe(options.recipe), options.until, options.force, output=output, capture_output=True)

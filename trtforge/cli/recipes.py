@@ -49,9 +49,17 @@ def init(
     store: StoreOption = None,
 ) -> None:
     """Inspect a model and write a commented recipe that fits it."""
+    from builder.planner.advice.losses import expected_loss
     from trtforge.formats.table import first_choice, format_row
     from trtforge.preflight import look
-    from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
+    from trtforge.recipe.starter import (
+        MAX_INCREASE,
+        outlook,
+        recipe_name,
+        source_in_recipe,
+        starter_text,
+        write_new,
+    )
     from trtforge.recipe.starter_target import starter_target
     from trtforge.store.store import default_root
     from trtforge.targets import DEFAULT
@@ -65,6 +73,8 @@ def init(
         info = inspected(source, Path.cwd(), progress)
     name = recipe_name(source, row.name, built.name)
     path = output or Path(f"{name}.yaml")
+    figure = expected_loss(row, info.model.parameters)
+    lost = None if figure is None else (figure.loss, figure.metric)
     text = starter_text(
         name,
         source_in_recipe(source, path.parent),
@@ -73,6 +83,7 @@ def init(
         machine,
         built,
         sha256=pinned_hash(source, info.sha256),
+        lost=lost,
     )
     write_new(path, text, overwrite=overwrite)
     console.result({"recipe": str(path), "name": name, "model": info.model_dump(mode="json", exclude={"files"})})
@@ -80,6 +91,8 @@ def init(
         f"{info.model.architecture}: {info.model.parameters / 1e6:.1f} M parameters, {info.model.layers} layers, "
         f"context {info.model.max_positions}"
     )
+    if lost is not None and lost[0] > MAX_INCREASE:
+        console.print(outlook(row.name, *lost))
     console.value(str(path))
     console.print(f"Next: trtforge check {path}; trtforge run {path}")
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from builder.planner.advice.losses import expected_loss
 from tests.support.preflight import FORMATS, SMALL, report
 from tests.support.public_models import public
 from trtforge.ground.errors import ForgeError
-from trtforge.recipe.starter import starter_text
+from trtforge.recipe.starter import MAX_INCREASE, starter_text
 from trtforge.recipe.starter_target import starter_target
 from trtforge.tables import architecture_table
 
@@ -69,6 +70,26 @@ def test_keys_with_outliers_keep_their_cache(changes: dict[str, Any], cache: str
     token = 2 * model.layers * model.kv_heads * model.head_size * (2 if cache == "none" else 1)
     assert f"{token} bytes a token" in text
     assert "TF-K8-005" not in [item.code for item in report(yaml.safe_load(text), model=model).findings]
+
+
+@pytest.mark.parametrize(
+    ("weights", "parameters", "said"),
+    [
+        ("fp8", 134_515_008, "# fp8 cost 3.2% (perplexity of SmolLM2-135M-Instruct"),
+        ("nvfp4", 134_515_008, "this gate is likely to be missed (--format fp8, or a gate that allows it)"),
+        ("int4_awq", 8_030_261_248, "# int4_awq cost 5.7% (MMLU of Llama 3.1 8B"),
+        ("none", 134_515_008, None),
+    ],
+)
+def test_the_gate_s_outlook_is_said_with_the_measurement(weights: str, parameters: int, said: str | None) -> None:
+    figure = expected_loss(FORMATS[weights], parameters)
+    lost = None if figure is None else (figure.loss, figure.metric)
+    built = starter_target("torch", None, weights)
+    text = starter_text("x", "pypi:x==1#x.gguf", MODEL, FORMATS[weights], SMALL, built, lost=lost)
+    before = text.splitlines()[text.splitlines().index(next(g for g in text.splitlines() if "max_increase" in g)) - 1]
+    assert said in before if said else "cost" not in text
+    assert ("likely to be missed" in before) is (lost is not None and lost[0] > MAX_INCREASE)
+    assert yaml.safe_load(text)["evals"]["perplexity"]["gate"] == {"max_increase": "5%"}
 
 
 @pytest.mark.parametrize(
