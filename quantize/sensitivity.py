@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from quantize import ptq
 from quantize.loading import require_whole
 from quantize.one_scale import FUSED
-from quantize.plan import QuantPlan
+from quantize.plan import QuantPlan, plan_quantization, read_config
 from quantize.quiet import quiet
 from trtforge.formats.mixing import product_of
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
-from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo
+from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo, read_headers
 from trtforge.recipe.schema import Quantize
 
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ class LinearGroup:
     modules: tuple[str, ...]
     saved: int
     weights: int = 0
+
+
+def planned_groups(
+    checkpoint: Path, section: Quantize
+) -> tuple[QuantPlan, Mapping[str, TensorInfo], list[LinearGroup]]:
+    """What a section of a recipe quantizes of a checkpoint, the checkpoint's tensors, and the groups."""
+    headers = read_headers(checkpoint)
+    plan = plan_quantization(read_config(checkpoint), headers, section)
+    return plan, headers, linear_groups(plan, headers)
 
 
 def linear_groups(plan: QuantPlan, headers: Mapping[str, TensorInfo]) -> list[LinearGroup]:

@@ -37,6 +37,9 @@ def test_chosen_within_the_bits_written_and_quantized(run: Any, tmp_path: Path) 
     kl = {"mixed": found["kl"]["value"], **{name: one["kl"]["value"] for name, one in found["uniform"].items()}}
     assert kl["fp8"] < kl["mixed"] < kl["nvfp4"]
     bits = sum(group["choices"][group["format"]]["bits"] for group in found["groups"])
+    for group in found["groups"]:  # what was taken was measured, what has no choice was not
+        measured = group["choices"][group["format"]]["kl"] is not None
+        assert measured is not group["name"].endswith("o_proj")
     assert found["bits"] == pytest.approx(bits / found["weights"], rel=1e-4)
 
     written = yaml.safe_load(out.read_text(encoding="utf-8"))["quantize"]

@@ -71,61 +71,24 @@ class MixingStage(Stage):
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         asked = self._options
-        formats = {text: measured_identity(uniform(recipe, text), recipe_dir) for text in self._quantizing()}
+        formats = {
+            text: measured_identity(uniform(recipe, text), recipe_dir) for text in asked.formats if text != UNQUANTIZED
+        }
         options = vars(asked) | {"formats": list(asked.formats)}
         return {"options": options | {"include": list(asked.include), "exclude": list(asked.exclude)}, "each": formats}
 
-    def _quantizing(self) -> list[str]:
-        return [text for text in self._options.formats if text != UNQUANTIZED]
-
     def run(self, context: StageContext) -> StageResult:
         from evals.report import write_report
-        from quantize.assignment import assign_formats
 
-        found: dict[str, list[Choice]] = {}
-        groups: list[LinearGroup] = []
-        together: dict[str, Interval] = {}
-        for text in self._quantizing():
-            context.progress.note(f"candidate {text}")
-            groups, choices, together[text] = self._measured(context, text)
-            for name, choice in choices.items():
-                found.setdefault(name, []).append(choice)
-        self._add_unquantized(groups, found)
-        weights = sum(group.weights for group in groups)
-        chosen = assign_formats(found, weights, self._options.bits)
+        search = _Search(context, self._options)
+        chosen = search.run()
+        groups = search.groups
         changes = recipe_changes(context.recipe, groups, {name: choice.format for name, choice in chosen.items()})
         made, positions = self._whole(context, changes, groups, chosen)
-        document = rounded(self._document(groups, found, chosen, changes, made, together, positions))
+        document = rounded(self._document(search, chosen, changes, made, positions))
         write_json(context.out / FILE, document)
         write_report(_report(context.recipe.name, document), context.out)
         return StageResult(summary=document)
-
-    def _measured(self, context: StageContext, text: str) -> tuple[list[LinearGroup], dict[str, Choice], Interval]:
-        """One candidate: the groups, each one's choice of it, and all of them together."""
-        from quantize.assignment import Choice
-        from quantize.sensitivity import stored_bytes
-
-        recipe = uniform(context.recipe, text)
-        measure, plan, headers, groups = Measuring.of_recipe(replace(context, recipe=recipe), self._options.tokens)
-        searched = [group for group in groups if self._options.searches(group) or text == self._options.formats[0]]
-        kl = measure.each(searched)
-        choices = {
-            group.name: Choice(
-                text, 8 * sum(stored_bytes(plan, headers, module) for module in group.modules), kl[group.name].value
-            )
-            for group in searched
-        }
-        return groups, choices, measure.together(groups)
-
-    def _add_unquantized(self, groups: list[LinearGroup], found: dict[str, list[Choice]]) -> None:
-        from quantize.assignment import Choice
-
-        if UNQUANTIZED not in self._options.formats:
-            return
-        for group in groups:
-            if self._options.searches(group):
-                quantized = found[group.name][0]
-                found[group.name].append(Choice(UNQUANTIZED, quantized.bits + 8 * group.saved, 0.0))
 
     def _whole(
         self, context: StageContext, changes: Mapping[str, Any], groups: list[LinearGroup], chosen: Mapping[str, Choice]
@@ -140,19 +103,16 @@ class MixingStage(Stage):
 
     def _document(
         self,
-        groups: list[LinearGroup],
-        found: Mapping[str, list[Choice]],
+        search: _Search,
         chosen: Mapping[str, Choice],
         changes: Mapping[str, Any],
         made: Interval,
-        together: Mapping[str, Interval],
         positions: int,
     ) -> dict[str, Any]:
         from quantize.assignment import effective_bits
 
-        weights = sum(group.weights for group in groups)
-        sizes = {text: sum(c.bits for own in found.values() for c in own if c.format == text) for text in together}
-        whole = {text for text in together if all(any(c.format == text for c in own) for own in found.values())}
+        weights = search.weights
+        whole = {text: effective_bits(sum(search.bits[text].values()), weights) for text in search.together}
         return {
             "asked_bits": self._options.bits,
             "bits": effective_bits(sum(choice.bits for choice in chosen.values()), weights),
@@ -160,22 +120,113 @@ class MixingStage(Stage):
             "positions": positions,
             "kl": made.to_json(),
             "sum_of_groups": sum(choice.divergence for choice in chosen.values()),
-            "uniform": {
-                text: {"kl": kl.to_json(), "bits": effective_bits(sizes[text], weights) if text in whole else None}
-                for text, kl in together.items()
-            },
+            "uniform": {text: {"kl": kl.to_json(), "bits": whole[text]} for text, kl in search.together.items()},
             "groups": [
                 {
                     "name": group.name,
                     "modules": list(group.modules),
                     "weights": group.weights,
                     "format": chosen[group.name].format,
-                    "choices": {c.format: {"bits": c.bits, "kl": c.divergence} for c in found[group.name]},
+                    "choices": {
+                        text: {"bits": search.bits[text][group.name], "kl": search.divergence(text, group.name)}
+                        for text in search.choices[group.name]
+                    },
                 }
-                for group in groups
+                for group in search.groups
             ],
             "quantize": dict(changes),
         }
+
+
+class _Search:
+    """Which choice is the best, measuring no more than that takes.
+
+    The narrowest format is measured in every group that has a choice. Others count as diverging nothing until a
+    solution takes them: what it takes is measured, and solved again. A solution of which everything is measured is the
+    best of all, since what was not measured can only diverge more than was counted.
+
+    Attributes:
+        choices: the formats that each group may get.
+        bits: format → group → bits of its tensors.
+        together: format → all groups in it.
+    """
+
+    def __init__(self, context: StageContext, options: MixingOptions) -> None:
+        from quantize.sensitivity import planned_groups, stored_bytes
+
+        self._context, self._options = context, options
+        self._loaded: tuple[str, Measuring] | None = None
+        self._measured: dict[tuple[str, str], float] = {}
+        self.groups: list[LinearGroup] = []
+        self.bits: dict[str, dict[str, int]] = {}
+        self.together: dict[str, Interval] = {}
+        for text in options.formats:
+            if text == UNQUANTIZED:
+                narrow = self.bits[options.formats[0]]
+                self.bits[text] = {group.name: narrow[group.name] + 8 * group.saved for group in self.groups}
+                continue
+            source = context.inputs["intake"].path
+            plan, headers, groups = planned_groups(source, uniform(context.recipe, text).quantize)
+            self.groups = self.groups or groups
+            self.bits[text] = {
+                group.name: 8 * sum(stored_bytes(plan, headers, module) for module in group.modules) for group in groups
+            }
+        first = options.formats[:1]
+        self.choices = {group.name: options.formats if options.searches(group) else first for group in self.groups}
+        self.weights = sum(group.weights for group in self.groups)
+
+    def run(self) -> dict[str, Choice]:
+        """The best choice of every group."""
+        self._solved()  # bits that no choice has are refused before anything is measured
+        quantizing = [text for text in self._options.formats if text != UNQUANTIZED]
+        self._measure(min(quantizing, key=lambda text: sum(self.bits[text].values())), {*self.choices})
+        while True:
+            chosen = self._solved()
+            wanted: dict[str, set[str]] = {}
+            for name, choice in chosen.items():
+                if len(self.choices[name]) > 1 and self.divergence(choice.format, name) is None:
+                    wanted.setdefault(choice.format, set()).add(name)
+            if not wanted:
+                break
+            # what is loaded comes first: every other format is calibrated anew
+            loaded = self._loaded[0] if self._loaded is not None else ""
+            text = loaded if loaded in wanted else next(iter(wanted))
+            self._measure(text, wanted[text])
+        for text in quantizing:
+            if text not in self.together:
+                self._measure(text, set())
+        return chosen
+
+    def divergence(self, text: str, name: str) -> float | None:
+        """Of a group alone in a format; None: not measured."""
+        return 0.0 if text == UNQUANTIZED else self._measured.get((text, name))
+
+    def _solved(self) -> dict[str, Choice]:
+        from quantize.assignment import Choice, assign_formats
+
+        return assign_formats(
+            {
+                name: [Choice(text, self.bits[text][name], self.divergence(text, name) or 0.0) for text in texts]
+                for name, texts in self.choices.items()
+            },
+            self.weights,
+            self._options.bits,
+        )
+
+    def _measure(self, text: str, names: set[str]) -> None:
+        """Groups that have a choice alone in a format, and all of them together when it is met first."""
+        if self._loaded is None or self._loaded[0] != text:
+            self._loaded = None  # its two models go before the next ones come
+            self._context.progress.note(f"candidate {text}")
+            recipe = uniform(self._context.recipe, text)
+            measure, *_ = Measuring.of_recipe(replace(self._context, recipe=recipe), self._options.tokens)
+            self._loaded = text, measure
+        measure = self._loaded[1]
+        searched = [group for group in self.groups if group.name in names and len(self.choices[group.name]) > 1]
+        if searched:
+            self._measured |= {(text, name): kl.value for name, kl in measure.each(searched).items()}
+        if text not in self.together:
+            self.together[text] = measure.together(self.groups)
 
 
 def uniform(recipe: Recipe, text: str) -> Recipe:
@@ -228,5 +279,5 @@ def _report(name: str, document: Mapping[str, Any]) -> Report:
     return Report(f"Mixed precision of {name}", verdict, True, sections, dict(document))
 
 
-def _alone(choice: Mapping[str, float] | None) -> str:
-    return "-" if choice is None else f"{choice['kl']:.3g}"
+def _alone(choice: Mapping[str, float | None] | None) -> str:
+    return "-" if choice is None or choice["kl"] is None else f"{choice['kl']:.3g}"

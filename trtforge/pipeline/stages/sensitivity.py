@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from evals.windows import Reference
     from quantize.plan import QuantPlan
     from quantize.sensitivity import LinearGroup, PartlyQuantized
-    from trtforge.ground.safetensors_header import TensorInfo
+    from trtforge.ground.progress import Progress
 
 FILE = "sensitivity.json"
 #: groups that are named as the worst
@@ -58,7 +58,7 @@ class SensitivityStage(Stage):
         from evals.report import write_report
         from quantize.sensitivity import least_exclusions
 
-        measure, plan, _, groups = Measuring.of_recipe(context, self._options.tokens)
+        measure, plan, groups = Measuring.of_recipe(context, self._options.tokens)
         kl = measure.each(groups)
         whole = measure.together(groups)
         spared = None
@@ -86,26 +86,39 @@ def measured_identity(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     }
 
 
+class _NotesOnly:
+    """Progress inside a step that counts something else."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def start(self, description: str, total: float | None = None) -> None:
+        self._progress.note(description)
+
+    def advance(self, amount: float = 1.0) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
+
+
 class Measuring:
     """Divergence from the unquantized model over the same windows, with every sample kept."""
 
     @classmethod
-    def of_recipe(
-        cls, context: StageContext, tokens: int
-    ) -> tuple[Measuring, QuantPlan, Mapping[str, TensorInfo], list[LinearGroup]]:
-        """For the formats of the context's recipe, with what it quantizes, the source's tensors and their groups."""
-        from quantize.plan import plan_quantization, read_config
-        from quantize.sensitivity import PartlyQuantized, linear_groups
-        from trtforge.ground.safetensors_header import read_headers
+    def of_recipe(cls, context: StageContext, tokens: int) -> tuple[Measuring, QuantPlan, list[LinearGroup]]:
+        """For the formats of the context's recipe, with what it quantizes and its groups."""
+        from quantize.plan import read_config
+        from quantize.sensitivity import PartlyQuantized, planned_groups
 
         source, remote = context.inputs["intake"].path, context.recipe.model.allow_remote_code
-        config, headers = read_config(source), read_headers(source)
         # keys and values stay as they are: their cost is the same whichever linears are quantized
         alone = context.recipe.quantize.model_copy(update={"kv_cache": "none"})
-        plan = plan_quantization(config, headers, alone)
-        groups = linear_groups(plan, headers)
-        model = PartlyQuantized(source, config, plan, alone, context.recipe_dir, context.progress, remote)
-        return cls(context, model, tokens), plan, headers, groups
+        plan, _, groups = planned_groups(source, alone)
+        # the model loads while a step of its groups runs: what it says of itself is no step of its own
+        told = _NotesOnly(context.progress)
+        model = PartlyQuantized(source, read_config(source), plan, alone, context.recipe_dir, told, remote)
+        return cls(context, model, tokens), plan, groups
 
     def __init__(self, context: StageContext, model: PartlyQuantized, tokens: int) -> None:
         from quantize.corpora import load_corpus, load_tokenizer, take_tokens
