@@ -36,6 +36,15 @@ ALONE = (
     "tests/triton_repo/test_lint_against_server.py",
     "tests/triton_repo/test_served_",
 )
+#: files and folders of tests that take long, the longest first: what takes seconds fills the workers at the end
+LONG = (
+    "tests/e2e/",
+    "tests/families/",
+    "tests/plugins/",
+    "tests/trtforge/cli/test_plan",
+    "tests/quantize/",
+    "tests/runtime/",
+)
 #: memory that a worker may come to need: torch, transformers and a process or two beside it
 WORKER_BYTES = 4 * 2**30
 
@@ -57,8 +66,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest group begins first and whole runs second: what takes seconds fills the workers at the end."""
-    items.sort(key=lambda item: (group_of(item.nodeid) != "alone", not item.nodeid.startswith("tests/e2e/")))
+    """The longest group begins first, then whole runs, then what else takes long."""
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        ranks = (rank for rank, start in enumerate(LONG) if item.nodeid.startswith(start))
+        return group_of(item.nodeid) != "alone", next(ranks, len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -61,7 +61,7 @@ class TorchDraftExecutor(TorchRunner):
         self.hidden_size = self._facts.hidden_size
         self.tap_width = self._facts.tap_width
         self.targets = head_targets(self.info)
-        number = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}[self.info.dtype]
+        number = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}[self.info.record.dtype]
         extra = {"taps": number, "feedback": number, "joined": "BOOL"}
         graph = self._open(vocabulary=self.draft_vocab_size, extra=extra)
         packs: dict[tuple[str, ...], PackedLinear] = {}
@@ -84,7 +84,7 @@ class TorchDraftExecutor(TorchRunner):
         """
         if self._closed:
             raise RuntimeError("the draft executor was closed")
-        check_batch(batch, self.info.limits, self.info.vocab_size, tree=self._tree)
+        check_batch(batch, self.info.limits, self.info.record.vocab_size, tree=self._tree)
         tokens, rows = batch.num_tokens, len(batch.logit_indices)
         name, given = states_given(self._facts, tokens, taps, feedback)
         if batch.block_copies:
@@ -132,14 +132,17 @@ def open_draft(
     record = info.speculation
     if record is None or record.draft is None:
         raise _no_draft(engine_dir, "its record of speculation names none")
-    folder, blocks = Path(engine_dir) / record.draft, info.num_blocks if num_blocks is None else num_blocks
+    folder, blocks = (
+        Path(engine_dir) / record.draft,
+        info.record.kv_cache.num_blocks if num_blocks is None else num_blocks,
+    )
     compiled, head = TARGETS[info.record.target].has_plan, record.method == "eagle3"
     own = read_tensorrt_engine(folder).info if compiled else read_engine(folder)
     same = {
         "limits": (own.limits, info.limits),
-        "block_size": (own.block_size, info.block_size),
-        "num_blocks": (own.num_blocks, info.num_blocks),
-        "vocab_size": (own.vocab_size, info.vocab_size),
+        "block_size": (own.record.kv_cache.block_size, info.record.kv_cache.block_size),
+        "num_blocks": (own.record.kv_cache.num_blocks, info.record.kv_cache.num_blocks),
+        "vocab_size": (own.record.vocab_size, info.record.vocab_size),
     }
     wrong = [name for name, (one, other) in same.items() if one != other]
     if wrong:

@@ -31,22 +31,25 @@ _REBUILD = ["build the engine again with this version of trtforge", "install the
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What an engine directory states about itself."""
+    """An engine directory, and what it states about itself.
+
+    Attributes:
+        raw: engine.json as it stands there, with what only this engine's target says.
+        record: what every engine that runs here says, checked.
+        limits: of a step and of a request; the longest prompt is worked out where the engine does not say it.
+        speculation: what drafts, where anything does.
+    """
 
     directory: Path
-    name: str
-    dtype: str
-    quant_format: str
-    vocab_size: int
-    limits: ExecutorLimits
-    block_size: int
-    num_blocks: int
-    kv_format: str
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     raw: dict[str, Any]
     record: ServedRecord
+    limits: ExecutorLimits
     speculation: SpeculationRecord | None = None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer; none where the model has none."""
+        return tuple(self.record.eos_token_ids or ())
 
 
 def read_engine(directory: Path, target: Target = TORCH) -> EngineInfo:
@@ -128,24 +131,6 @@ def _parse(raw: dict[str, Any], directory: Path) -> EngineInfo:
         raise ValueError(
             f"speculation.max_draft_len is {speculation.max_draft_len}, a step holds {longest} draft tokens"
         )
-    return EngineInfo(
-        directory=directory,
-        name=record.name,
-        dtype=record.dtype,
-        quant_format=record.quant_format,
-        vocab_size=record.vocab_size,
-        limits=ExecutorLimits(
-            max_batch_size=limits.max_batch_size,
-            max_num_tokens=limits.max_num_tokens,
-            max_seq_len=limits.max_seq_len,
-            max_input_len=limits.max_input_len or max(limits.max_seq_len - 1, 1),
-        ),
-        block_size=cache.block_size,
-        num_blocks=cache.num_blocks,
-        kv_format=cache.format,
-        eos_token_ids=tuple(record.eos_token_ids or ()),
-        bos_token_id=record.bos_token_id,
-        raw=raw,
-        record=record,
-        speculation=speculation,
-    )
+    longest_prompt = limits.max_input_len or max(limits.max_seq_len - 1, 1)
+    held = ExecutorLimits(limits.max_batch_size, limits.max_num_tokens, limits.max_seq_len, longest_prompt)
+    return EngineInfo(directory, raw, record, held, speculation)

@@ -65,13 +65,13 @@ def head_targets(info: EngineInfo) -> npt.NDArray[np.int64] | None:
     d2t = read_headers(info.directory).get("d2t")
     if d2t is not None and d2t.shape == (facts.draft_vocab_size,):
         targets: npt.NDArray[np.int64] = read_targets(info.directory, d2t)
-        if targets.min() >= 0 and targets.max() < info.vocab_size:
+        if targets.min() >= 0 and targets.max() < info.record.vocab_size:
             return targets
     raise ForgeError(
         "TF-RUN-013",
         "the draft's map of tokens is missing, or names tokens that the target has not",
         asked=str(info.directory),
-        numbers={"draft_vocab_size": facts.draft_vocab_size, "vocab_size": info.vocab_size},
+        numbers={"draft_vocab_size": facts.draft_vocab_size, "vocab_size": info.record.vocab_size},
         why="a draft token becomes the target's token by the map alone",
         remedies=["build the engine again", "run `trtforge verify` on the bundle"],
     )

@@ -79,8 +79,8 @@ def _check_sizes(engine: TensorrtEngine) -> None:
     info, limits, sizes = engine.info, engine.limits, engine.stamp.sizes
     verified = 1 if info.speculation is None else 1 + info.speculation.most_tokens
     needed = {
-        "table": (sizes.table, -(-limits.max_seq_len // info.block_size)),
-        "padding_blocks": (sizes.padding_blocks, -(-limits.max_batch_size // info.block_size)),
+        "table": (sizes.table, -(-limits.max_seq_len // info.record.kv_cache.block_size)),
+        "padding_blocks": (sizes.padding_blocks, -(-limits.max_batch_size // info.record.kv_cache.block_size)),
         "rows": (sizes.rows, min(limits.max_batch_size * verified, limits.max_num_tokens)),
     }
     short = [f"sizes.{name} is {has}, {wants} are needed" for name, (has, wants) in needed.items() if has < wants]
@@ -88,8 +88,8 @@ def _check_sizes(engine: TensorrtEngine) -> None:
     if not buckets or buckets != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] != largest:
         short.append(f"decode_buckets {buckets} do not rise to max_batch_size {largest}")
     for value in engine.pools:
-        if len(value.shape) != 5 or value.shape[3] != info.block_size:
-            short.append(f"{value.name} has shape {value.shape}, with blocks of {info.block_size}")
+        if len(value.shape) != 5 or value.shape[3] != info.record.kv_cache.block_size:
+            short.append(f"{value.name} has shape {value.shape}, with blocks of {info.record.kv_cache.block_size}")
     if short:
         raise ValueError("; ".join(short))
 

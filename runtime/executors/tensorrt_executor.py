@@ -23,7 +23,7 @@ class TensorrtExecutor(TensorrtPlan):
 
     @property
     def vocab_size(self) -> int:
-        return self.engine.info.vocab_size
+        return self.engine.info.record.vocab_size
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

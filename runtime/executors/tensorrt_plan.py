@@ -106,7 +106,10 @@ class TensorrtPlan:
         self.engine, self._trt, self._hardware = engine, trt, hardware
         info, stamp = engine.info, engine.stamp
         #: N, blocks of each pool that a scheduler may use; S, slots in one; what a step and a request may ask for
-        self.num_blocks, self.block_size = min(info.num_blocks, num_blocks or info.num_blocks), info.block_size
+        self.num_blocks, self.block_size = (
+            min(info.record.kv_cache.num_blocks, num_blocks or info.record.kv_cache.num_blocks),
+            info.record.kv_cache.block_size,
+        )
         self.limits = replace(engine.limits, max_logit_rows=stamp.sizes.rows)
         self._closed = False
         self._messages: list[str] = []
@@ -154,7 +157,7 @@ class TensorrtPlan:
 
     @property
     def logit_width(self) -> int:
-        return self.engine.info.vocab_size
+        return self.engine.info.record.vocab_size
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ class TensorrtPlan:
         engine, rows, most = self.engine, len(batch.logit_indices), self.engine.stamp.sizes.rows
         if self._closed:
             raise RuntimeError("the executor was closed")
-        check_batch(batch, engine.limits, engine.info.vocab_size, tree=engine.tree)
+        check_batch(batch, engine.limits, engine.info.record.vocab_size, tree=engine.tree)
         if rows > most:
             raise ValueError(f"{rows} rows of logits are over the engine's {most}")
         self._hardware.enter()
@@ -329,7 +332,7 @@ class TensorrtPlan:
             if name != "logits" and not name.startswith("kv_pool_"):
                 width = int(self._plan.get_tensor_shape(name)[-1])
                 count = engine.limits.max_num_tokens * width
-                outputs[name] = self._hardware.zeros([count], getattr(torch, engine.info.dtype), name)
+                outputs[name] = self._hardware.zeros([count], getattr(torch, engine.info.record.dtype), name)
         return outputs
 
     def _allocate_scratch(self) -> torch.Tensor:
@@ -413,16 +416,16 @@ class TensorrtPlan:
         info, stamp = self.engine.info, self.engine.stamp
         pool_bytes = sum(pool.numel() * pool.element_size() for pool in self._pools.values())
         return {
-            "engine": info.name,
+            "engine": info.record.name,
             "device": self._hardware.name,
             "capability": stamp.gpu_architecture,
             "tested": False,
-            "activations": info.dtype,
+            "activations": info.record.dtype,
             "kernels": f"TensorRT {stamp.version}",
             "plugins": stamp.plugins.model_dump(),
             "row_invariant": False,
             "kv_cache": {
-                "format": info.kv_format,
+                "format": info.record.kv_cache.format,
                 "num_blocks": self.num_blocks,
                 "block_size": self.block_size,
                 "bytes": pool_bytes,

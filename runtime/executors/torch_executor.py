@@ -65,7 +65,7 @@ class TorchExecutor(TorchRunner):
             host_library=host_library,
         )
         #: V, and the tokens that end a generation by default
-        self.vocab_size, self.eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
+        self.vocab_size, self.eos_token_ids = self.info.record.vocab_size, self.info.eos_token_ids
         self.profile: StepProfile | None = None
         graph = self._open(vocabulary=self.vocab_size)
         shapes: dict[tuple[int, ...], list[torch.Tensor]] = {}
@@ -79,7 +79,7 @@ class TorchExecutor(TorchRunner):
         if lowered:
             self._lowered = self._lower("whole", graph, exact_rows=exact_rows, progress=progress)
         else:
-            self.activation_dtype = getattr(torch, self.info.dtype)
+            self.activation_dtype = getattr(torch, self.info.record.dtype)
             self._kernels = self._make_kernels()
             attention = host_kernels.attention_adapter(self._kernels) if self._library is not None else None
             self._interpreter = Interpreter(graph, OpContext(None, attention), device)
@@ -107,7 +107,7 @@ class TorchExecutor(TorchRunner):
         """
         if self._closed:
             raise RuntimeError("the executor was closed")
-        check_batch(batch, self.info.limits, self.info.vocab_size, tree=self._tree)
+        check_batch(batch, self.info.limits, self.info.record.vocab_size, tree=self._tree)
         if batch.block_copies:
             self.copy_blocks(batch.block_copies)
         rows = len(batch.logit_indices)

@@ -77,8 +77,8 @@ class TorchRunner:
             torch.set_num_threads(threads)
         self.info: EngineInfo = read_engine(Path(engine_dir))
         self.device, self._closed = device, False
-        self.num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
-        self.block_size, self.limits = self.info.block_size, self.info.limits
+        self.num_blocks = self.info.record.kv_cache.num_blocks if num_blocks is None else num_blocks
+        self.block_size, self.limits = self.info.record.kv_cache.block_size, self.info.limits
         self.capability = capability or detect(device)
         self.activation_dtype = _activation_dtype(self.capability, self.info)
         self._library = host_kernels.open_library() if device == "cpu" and host_library else None
@@ -188,14 +188,14 @@ class TorchRunner:
         pool_bytes = sum(p.numel() * p.element_size() for p in self._pools.values())
         packed = self._packed()
         return {
-            "engine": self.info.name,
+            "engine": self.info.record.name,
             "device": self.device,
             "capability": self.capability.label,
             "tested": self.device == "cpu",
             "activations": str(self.activation_dtype).removeprefix("torch."),
             "kernels": self._kernels.name,
             "kv_cache": {
-                "format": self.info.kv_format,
+                "format": self.info.record.kv_cache.format,
                 "num_blocks": self.num_blocks,
                 "block_size": self.block_size,
                 "bytes": pool_bytes,
@@ -217,7 +217,7 @@ def allocate_pools(graph: Graph, info: EngineInfo, num_blocks: int, device: str)
     """
     if num_blocks <= 0:
         raise _bad_pool(num_blocks, 0, "a pool has at least one block")
-    dtype: torch.dtype = getattr(torch, known_pools()[info.kv_format].dtype)
+    dtype: torch.dtype = getattr(torch, known_pools()[info.record.kv_cache.format].dtype)
     pools = {}
     for name, value in graph.inputs.items():
         if not name.startswith("kv_pool_"):
@@ -237,9 +237,9 @@ def allocate_pools(graph: Graph, info: EngineInfo, num_blocks: int, device: str)
 
 
 def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
-    if info.dtype == "float32" or (capability.device == "cpu" and not capability.bf16):
+    if info.record.dtype == "float32" or (capability.device == "cpu" and not capability.bf16):
         return torch.float32
-    if capability.device == "cuda" and info.dtype == "float16":
+    if capability.device == "cuda" and info.record.dtype == "float16":
         return torch.float16
     return torch.bfloat16
 
@@ -305,8 +305,12 @@ def check_interface(graph: Graph, info: EngineInfo, *, vocabulary: int, extra: M
     stored = {pool.onnx: name for name, pool in known_pools().items()}
     for name in pools:
         value = graph.inputs[name]
-        if stored.get(value.dtype) != info.kv_format or len(value.shape) != 5 or value.shape[3] != info.block_size:
-            stated = f"{info.kv_format}, block size {info.block_size}"
+        if (
+            stored.get(value.dtype) != info.record.kv_cache.format
+            or len(value.shape) != 5
+            or value.shape[3] != info.record.kv_cache.block_size
+        ):
+            stated = f"{info.record.kv_cache.format}, block size {info.record.kv_cache.block_size}"
             problems.append(f"{name} is {value.dtype}{list(value.shape)}, engine.json says {stated}")
             break
     tapped = info.speculation.taps if info.speculation is not None and not extra else ()

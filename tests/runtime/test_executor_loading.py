@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from plugins.host import abi
 from runtime.executors import linears
 from runtime.executors.base import Executor, StepBatch, StepProfile
-from runtime.executors.engine_dir import read_engine
+from runtime.executors.engine_dir import EngineInfo, read_engine
 from runtime.executors.host_kernels import open_library
 from runtime.executors.linears import (
     Capability,
@@ -34,6 +35,7 @@ from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_w
 from tests.support.refusals import refusal
 from trtforge.machine.processor import Processor
 from trtforge.native import host_library
+from trtforge.targets.record import ServedRecord
 
 
 @pytest.fixture(scope="module")
@@ -484,3 +486,11 @@ def test_bfloat16_activations_in_the_program(engine: Path, monkeypatch: pytest.M
     assert executor.activation_dtype == torch.bfloat16
     for got, expected in zip(run_whole(executor), want, strict=True):
         assert (got - expected).abs().median() < 2e-2 * expected.abs().max()
+
+
+def test_what_an_engine_states_stands_once(engine: Path) -> None:
+    """The record says it; beside it stands only what is worked out from it."""
+    info = read_engine(engine)
+    named = {item.name for item in fields(EngineInfo)} & set(ServedRecord.model_fields)
+    assert named == {"limits"} and info.limits.max_input_len == info.record.limits.max_seq_len - 1
+    assert info.record.model_dump(exclude_unset=True) == info.raw

@@ -40,7 +40,7 @@ def edited(source: Path, folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("value", [True, 1.0], ids=["true", "1.0"])
 class TestFiles:
     def test_an_engine(self, tiny_engine: Path, tmp_path: Path, value: object) -> None:
-        assert read_engine(tiny_engine).name == described_engine(tiny_engine)["name"] == "tiny"
+        assert read_engine(tiny_engine).record.name == described_engine(tiny_engine)["name"] == "tiny"
         path = edited(tiny_engine / "engine.json", tmp_path / "engine", version=value)
         with pytest.raises(ForgeError, match="TF-RUN-002"):
             read_engine(path.parent)
