@@ -122,7 +122,7 @@ def report(entries: Sequence[Entry]) -> Report:
     verdict = f"{len(entries)} deployments; nothing beats {', '.join(best)} on {names}" if axes else UNDECIDED
     states = [entry.verdict for entry in entries]
     passed = False if "FAILED" in states else None if "INCOMPLETE" in states else True
-    sections = [_overview(entries, best), _quality(entries, pairs), _speed(entries)]
+    sections = [_overview(entries, best), _quality(entries, pairs), _speed(entries, pairs)]
     data = {
         "entries": [_entry_json(entry) for entry in entries],
         "against": entries[0].name,
@@ -174,6 +174,10 @@ def _quality(entries: Sequence[Entry], pairs: Sequence[Against]) -> Section:
         series = Series.of_intervals("increase", shown, 100.0)
         title = f"Perplexity against {first}, paired"
         plots.append(Plot(title, "", "relative increase, %, with its 95 % interval", (series,), kind="difference"))
+    if changes := {pair.name: pair.tasks.change.to_json() for pair in pairs if pair.tasks is not None}:
+        series = Series.of_intervals("change", changes, 100.0)
+        title = f"Right answers against {first}, paired"
+        plots.append(Plot(title, "", "change, % of the items, with its 95 % interval", (series,), kind="difference"))
     text = "Intervals hold 95 %; paired ones are of the same tokens and items."
     return Section("Quality", text, (Table(columns, tuple(rows)),), tuple(plots))
 
@@ -188,7 +192,7 @@ def _tasks_shown(found: McNemar | None) -> str:
     return f"{_shown(found.change, '+.1%')}; {found.lost} lost, {found.gained} gained, p = {found.p_value:.3g}"
 
 
-def _speed(entries: Sequence[Entry]) -> Section:
+def _speed(entries: Sequence[Entry], pairs: Sequence[Against]) -> Section:
     rows = tuple(
         (
             entry.name,
@@ -202,15 +206,19 @@ def _speed(entries: Sequence[Entry]) -> Section:
     text = "" if len(machines) < 2 else "They were measured on different machines: these times cannot be compared."
     columns = ("name", "tokens/s, best level", "first token, median, lowest level", "measured on")
     plots = []
-    points = [entry for entry in entries if entry.tokens_per_second is not None and entry.scores is not None]
+    first = entries[0].name
+    increases = {first: Interval(0.0, 0.0, 0.0)} | {pair.name: pair.increase for pair in pairs if pair.increase}
+    points = [e for e in entries if e.tokens_per_second is not None and e.name in increases]
     if len(points) > 1 and len(machines) < 2:
-        series = tuple(
-            Series(entry.name, (float(entry.tokens_per_second or 0),), (entry.scores.perplexity,))
-            for entry in points
-            if entry.scores is not None
-        )
-        plots.append(Plot("Quality over speed: right and low is good", "tokens/s", "perplexity", series))
+        series = tuple(_at_speed(entry, increases[entry.name]) for entry in points)
+        title = f"Perplexity against {first} over speed: right and low is good"
+        plots.append(Plot(title, "tokens/s", "relative increase, %, paired", series))
     return Section("Speed", text, (Table(columns, rows),), tuple(plots))
+
+
+def _at_speed(entry: Entry, increase: Interval) -> Series:
+    value, low, high = ((100.0 * bound,) for bound in (increase.value, increase.low, increase.high))
+    return Series(entry.name, (float(entry.tokens_per_second or 0),), value, low=low, high=high)
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plot:
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    kind: str = "line"  # line | bar | difference
+    kind: Literal["line", "difference"] = "line"
     marks: tuple[tuple[float, str], ...] = ()
     limit: float | None = None
 

@@ -31,9 +31,7 @@ def render_svg(plot: Plot) -> str:
     size = (_SIZE[0], max(_SIZE[1], 1.4 + 0.2 * lines) if rows else _SIZE[1] + 0.2 * lines)
     with matplotlib.rc_context({"svg.hashsalt": "trtforge", "svg.fonttype": "none", "font.size": 10}):
         figure, axes = pyplot.subplots(figsize=size, constrained_layout=True)
-        if plot.kind == "bar":
-            _draw_bars(axes, plot)
-        elif plot.kind == "difference":
+        if plot.kind == "difference":
             _draw_differences(axes, plot, rows)
         else:
             _draw_lines(axes, plot)
@@ -55,30 +53,15 @@ def render_svg(plot: Plot) -> str:
     return re.sub(r"\A.*?(?=<svg)", "", text, flags=re.DOTALL)
 
 
-def _draw_lines(axes: object, plot: Plot) -> None:
+def _draw_lines(axes: Any, plot: Plot) -> None:
     for series in plot.series:
-        axes.plot(series.x, series.y, marker="o", label=series.name)  # type: ignore[attr-defined]
-        if series.low and series.high:
-            axes.fill_between(series.x, series.low, series.high, alpha=0.2)  # type: ignore[attr-defined]
+        line = axes.plot(series.x, series.y, marker="o", label=series.name)[0]
+        if series.low and series.high and len(series.y) == 1:
+            axes.vlines(series.x, series.low, series.high, color=line.get_color())
+        elif series.low and series.high:
+            axes.fill_between(series.x, series.low, series.high, alpha=0.2)
         for x, y, label in zip(series.x, series.y, series.labels, strict=False):
-            axes.annotate(  # type: ignore[attr-defined]
-                label, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8
-            )
-
-
-def _draw_bars(axes: object, plot: Plot) -> None:
-    width = 0.8 / max(1, len(plot.series))
-    for index, series in enumerate(plot.series):
-        positions = [i + index * width for i in range(len(series.y))]
-        errors = None
-        if series.low and series.high:
-            errors = (
-                [y - low for y, low in zip(series.y, series.low, strict=True)],
-                [high - y for y, high in zip(series.y, series.high, strict=True)],
-            )
-        axes.bar(positions, series.y, width=width, label=series.name, yerr=errors, capsize=4)  # type: ignore[attr-defined]
-    labels = plot.series[0].labels if plot.series else ()
-    axes.set_xticks(range(len(labels)), labels)  # type: ignore[attr-defined]
+            axes.annotate(label, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8)
 
 
 def _wrapped(name: str) -> str:

@@ -57,7 +57,10 @@ def test_reports_say_it_in_every_form() -> None:
     made = report(entries)
     assert made.passed is None and made.data["against"] == "a" and len(made.data["pairs"]) == 2
     page = render_html(made)
-    assert "width=device-width" in page and page.count("<svg") == 2
+    assert "width=device-width" in page and page.count("<svg") == 3
+    plots = [plot for section in made.sections for plot in section.plots]
+    assert all("against a" in plot.title for plot in plots), "differences from the first, paired"
+    assert all(series.low and series.high for plot in plots for series in plot.series), "each with its interval"
     assert "src=" not in page and 'href="http' not in page, "nothing is fetched"
     assert "against a, paired" in render_markdown(made)
     suites = ElementTree.fromstring(junit(entries))

@@ -18,7 +18,7 @@ def _report() -> Report:
         "model",
         "perplexity",
         (Series("ppl", (0, 1), (26.0, 27.0), ("base", "fp8"), (25.0, 26.0), (27.0, 28.0)),),
-        kind="bar",
+        kind="difference",
     )
     table = Table(("figure", "value"), (("a|b", "<1>"),), "Two & more")
     return Report("Demo <x>", "all gates passed", True, [Section("Speed", "text", (table,), (plot, bars), ("curl …",))])
