@@ -173,5 +173,6 @@ class _Job:
         )
         with ptq.timed(self.timings, "layers"):
             emulated = layers.run(staging)
+        self.summary["experts"] = layers.experts()
         if emulated:
             self.summary["emulated"] = ptq.emulated_arithmetic(self.plan)

@@ -22,9 +22,11 @@ from quantize.by_layer.parts import Part, export_part, read_part, write_checkpoi
 from quantize.by_layer.pieces import Pieces, run_embedding, run_head, run_layer
 from quantize.by_layer.states import LayerStates
 from quantize.emulation import emulated_block_quantization
+from quantize.experts import Coverage
 from quantize.export import stored_dtype
 from quantize.plan import LM_HEAD, QuantPlan
 from quantize.quiet import quiet
+from trtforge.ground.files import read_json, write_json_atomic
 from trtforge.ground.hashing import hash_json
 from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Quantize
@@ -75,6 +77,16 @@ class ByLayer:
         made = [part for part in layers if part is not None]
         write_checkpoint(made, head, pieces, self.config, staging, self._dtype.itemsize)
         return emulated
+
+    def experts(self) -> dict[str, Any] | None:
+        """What the experts of all layers saw (:meth:`quantize.experts.Coverage.summary`), once :meth:`run` is done."""
+        coverage = Coverage(self.section.experts.calibrate == "all")
+        for path in sorted((self.work / "parts").glob(_experts("*")), key=lambda path: int(path.stem.split("-")[1])):
+            found = read_json(path) or {}
+            if found.get("identity") == self._identity:
+                coverage.counts |= found["counts"]
+                coverage.tokens = max(coverage.tokens, found["tokens"])
+        return coverage.summary(self.section.experts)
 
     # --- the states -----------------------------------------------------------------------------
 
@@ -132,7 +144,10 @@ class ByLayer:
         inside = tuple(name for name in self.plan.linears if name.startswith(f"{pieces.stack}.{index}."))
         plan = self._plan_of(inside, lambda name: pieces.inside(name, index))
         what = f"layer {index + 1} of {pieces.count}"
-        self._calibrate(model, plan, what, states, lambda given: run_layer(model, given))
+        coverage = self._calibrate(model, plan, what, states, lambda given: run_layer(model, given))
+        found = {"identity": self._identity, "tokens": coverage.tokens}
+        found["counts"] = {pieces.outside(name, index): counts for name, counts in coverage.counts.items()}
+        write_json_atomic(parts / _experts(index), found)
         self.report.start(f"layer {index + 1} of {pieces.count}: exporting")
         wanted = f"{pieces.stack}.0"
 
@@ -179,9 +194,13 @@ class ByLayer:
         run: Callable[[torch.Tensor], torch.Tensor],
         *,
         hand_on: bool = True,
-    ) -> None:
-        """Calibrate a piece over the states before it; with ``hand_on`` what comes out is kept, a stream a pass."""
+    ) -> Coverage:
+        """Calibrate a piece over the states before it; with ``hand_on`` what comes out is kept, a stream a pass.
+
+        Returns what the routers of the piece chose.
+        """
         settings, ran = ptq.build_config(plan, self.version), 0
+        coverage = Coverage(self.section.experts.calibrate == "all")
 
         def loop(_: Any) -> None:
             nonlocal ran
@@ -196,10 +215,18 @@ class ByLayer:
                 self.report.advance()
 
         with quiet():
-            ptq.calibrate(model, plan, settings, None if states is None else loop, stored_dtype(self.config))
+            ptq.calibrate(
+                model, plan, settings, None if states is None else coverage.over(loop), stored_dtype(self.config)
+            )
             while states is not None and hand_on and ran < ptq.passes(settings):
                 loop(model)  # a layer without quantized linears may have been left out of a pass
+        return coverage
 
 
 def _name(index: int) -> str:
     return f"layer-{index:05d}"
+
+
+def _experts(index: int | str) -> str:
+    """The file with what the experts of a layer saw."""
+    return f"experts-{index}.json"

@@ -27,12 +27,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_moe(tmp_path_factory.mktemp("qwen"))
 
 
-def _quantized(source: Path, out: Path, **keys: Any) -> dict[str, Any]:
+def _quantized(source: Path, out: Path, loading: Any = "whole", **keys: Any) -> dict[str, Any]:
     from quantize.checkpoint import quantize_checkpoint
 
     section = Quantize(**{"format": "fp8", "calibration": CALIBRATION, **keys})
     plan = plan_quantization(read_config(source), read_headers(source), section)
-    summary = quantize_checkpoint(source, out, section=section, base_dir=out)
+    summary = quantize_checkpoint(source, out, section=section, base_dir=out, loading=loading)
     report = audit_checkpoint(out, Expected.from_plan(plan), base=source)
     assert report.passed, [finding.headline for finding in report.findings]
     return summary
@@ -47,6 +47,13 @@ def test_every_token_is_counted_for_the_experts_that_it_went_to(source: Path, tm
     every = [tokens for counts in found["tokens_of_experts"].values() for tokens in counts]
     assert found["below"] == sum(tokens < found["min_tokens"] for tokens in every) > 0
     assert found["never"] == every.count(0) and found["fewest"][0]["tokens"] == min(every)
+
+
+@pytest.mark.parametrize("calibrate", ["routed", "all"])
+def test_layer_by_layer_the_experts_see_the_same(source: Path, tmp_path: Path, calibrate: str) -> None:
+    asked = {"experts": {"calibrate": calibrate}}
+    whole = _quantized(source, tmp_path / "whole", **asked)["experts"]
+    assert _quantized(source, tmp_path / "layers", "by_layer", **asked)["experts"] == whole
 
 
 def test_all_experts_see_all_tokens_and_the_answers_stay_those_of_the_routed(source: Path, tmp_path: Path) -> None:
