@@ -1,9 +1,9 @@
 """Trees of drafts by an EAGLE-3 head: EagleTreeBuild chooses the nodes, level by level (docs/ops.md).
 
-A tree mask covers the new tokens of one pass only, so every level feeds the nodes above its own again, each with the
-state of its parent; the level's own nodes give the logits that the next level is built from.
+Every level feeds the nodes above its own again (:mod:`runtime.speculation.tree_passes`), each with the state of its
+parent; the level's own nodes give the logits that the next level is built from.
 
-Shape letters: B sequences, X nodes expanded a level, G nodes of a tree (root included), E rows of a sequence in a pass.
+Shape letters: B sequences, X nodes expanded a level, G nodes of a tree (root included), T rows of a pass, H states.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from plugins.trees import StaticTree, TreeShape, TreeState, new_state, static_tree
 from runtime.executors.base import DraftExecutor, StepBatch
 from runtime.speculation.device_ops import cuda_ops, tree_build
-from runtime.speculation.draft import Draft
+from runtime.speculation.draft import Ancestry, Draft
 from runtime.speculation.ops import host_ops
+from runtime.speculation.tree_passes import FixedGrowth, FixedPasses, FreeGrowth, Growth
 
 if TYPE_CHECKING:
     import torch
@@ -48,35 +49,6 @@ class Roots:
         return Roots(self.tokens[kept], self.positions[kept], self.room[kept], self.table[kept])
 
 
-@dataclass(slots=True)
-class _Expanded:
-    """Nodes expanded so far, level after level: n of each sequence.
-
-    Attributes:
-        tokens: int64 [B, n], of the target's vocabulary.
-        used: bool [B, n]; a level may expand fewer nodes than X.
-        sees: bool [B, n, n], ancestors and self.
-        feedback: [B, n, H], the state of each node's parent.
-        frontier: int64 [B, X], candidates that the last level's nodes are; -1: none.
-    """
-
-    tokens: npt.NDArray[np.int64]
-    used: npt.NDArray[np.bool_]
-    sees: npt.NDArray[np.bool_]
-    feedback: torch.Tensor
-    frontier: npt.NDArray[np.int64]
-
-    def rows(self) -> npt.NDArray[np.bool_]:
-        """bool [B, n], what a pass of the last level runs: its nodes and those above them."""
-        width = self.frontier.shape[1]
-        last: npt.NDArray[np.bool_] = (self.sees[:, -width:] & self.used[:, -width:, None]).any(1)
-        return last
-
-    def of(self, kept: npt.NDArray[np.int64]) -> _Expanded:
-        """Those of some sequences."""
-        return _Expanded(*(getattr(self, field.name)[kept] for field in fields(self)))
-
-
 class TreeDrafting:
     """Builds trees of one shape.
 
@@ -87,7 +59,14 @@ class TreeDrafting:
 
     def __init__(self, shape: TreeShape, static: StaticTree | None = None) -> None:
         self.shape, self.static = shape, static
+        self._passes = None if static is None else FixedPasses(static, shape.expand, shape.levels)
         self._offsets: torch.Tensor | None = None
+        #: by the number of nodes, of a static tree
+        self._ancestries: dict[int, Ancestry] = {}
+        #: [B, 1 + N, H], the states of each sequence's root and of its expanded nodes by their columns
+        self._states: torch.Tensor | None = None
+        #: [B, X, Vd], logits of levels that expand fewer nodes than X
+        self._logits: torch.Tensor | None = None
 
     @classmethod
     def dynamic(cls, depth: int, top_k: int, total: int) -> TreeDrafting:
@@ -128,26 +107,136 @@ class TreeDrafting:
         going = np.arange(len(counts))
         state = new_state(shape, len(going))
         tree = self._build(executor, logits[:, None], roots, state, 0)
-        nodes: _Expanded | None = None
+        kept = self._begin(states)
+        growth: Growth
+        if self._passes is not None:
+            growth = FixedGrowth(self._passes, len(going))
+        else:
+            growth = FreeGrowth(len(going), shape.expand)
+        tokens = np.zeros((len(going), 0), dtype=np.int64)
         for level in range(1, shape.levels + 1):
-            on, rows = going[:0], None
+            on = going[:0]
             if level < shape.levels:
-                nodes = _expanded(state, nodes, states)
-                rows = nodes.rows()
+                sizes = growth.level(state)
                 # a level is built where it has nodes, and slots and a pass for their rows
                 room = np.minimum(roots.room, executor.limits.max_num_tokens)
-                on = np.flatnonzero((rows[:, -shape.expand :].any(1)) & (rows.sum(1) <= room))
+                on = np.flatnonzero((sizes > 0) & (sizes <= room))
             if len(on) < len(going):
-                for index in np.setdiff1d(np.arange(len(going)), on).tolist():
-                    drafts[going[index]] = _taken(tree, index, counts[going[index]])
-                going, roots = going[on], roots.of(on)
-            if nodes is None or rows is None or not len(going):
-                break
-            if len(on) < len(rows):
-                nodes, rows = nodes.of(on), rows[on]
+                left = np.setdiff1d(np.arange(len(going)), on)
+                for at, draft in zip(going[left].tolist(), self._taken(tree, left, going, counts), strict=True):
+                    drafts[at] = draft
+                if not len(on):
+                    break
+                going, roots, tokens, sizes = going[on], roots.of(on), tokens[on], sizes[on]
                 state = TreeState(*(getattr(state, field.name)[on] for field in fields(state)))
-            logits, states = _pass(executor, roots, nodes, rows, shape.expand)
+                growth.keep(on)
+            nodes = np.maximum(state.frontier.numpy(), 0, dtype=np.int64)
+            expanded = np.take_along_axis(state.candidate_tokens.numpy(), nodes, 1)
+            tokens = np.concatenate([tokens, expanded], 1, dtype=np.int64)
+            logits = self._pass(executor, roots, growth, tokens, sizes, going, kept)
             tree = self._build(executor, logits, roots, state, level)
+        return drafts
+
+    def _begin(self, states: torch.Tensor) -> torch.Tensor:
+        """[B, 1 + N, H], room for the states of a batch's nodes, with those of the roots."""
+        count, width = states.shape
+        room = self._states
+        if room is None or len(room) < count or room.dtype != states.dtype or room.device != states.device:
+            room = self._states = states.new_empty(count, 1 + self.shape.expand * (self.shape.levels - 1), width)
+        room[:count, 0] = states
+        return room
+
+    def _pass(
+        self,
+        executor: DraftExecutor,
+        roots: Roots,
+        growth: Growth,
+        tokens: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        going: npt.NDArray[np.int64],
+        kept: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [B, X, Vd] of the last level's nodes; those of nodes that a level lacks mean nothing.
+
+        Args:
+            tokens: int64 [B, n], of the nodes by their columns.
+            sizes: int64 [B], rows of each sequence.
+            going: int64 [B], where each one's states are kept.
+            kept: the states of parents; those of the new nodes are added.
+        """
+        import torch
+
+        count, width = len(tokens), self.shape.expand
+        states, stride, limits = kept.view(-1, kept.shape[-1]), kept.shape[1], executor.limits
+        first = tokens.shape[1] - width
+        logits: torch.Tensor | None = None
+        begin = 0
+        while begin < count:
+            # as many sequences as a pass takes
+            end = begin + min(int((np.cumsum(sizes[begin:]) <= limits.max_num_tokens).sum()), limits.max_batch_size)
+            rows = growth.rows(begin, end)
+            lengths = roots.positions[begin:end] + sizes[begin:end]
+            places = going[begin:end][rows.of] * stride + 1
+            batch = StepBatch(
+                input_ids=tokens[begin:end][rows.of, rows.column],
+                # a node stands one behind its parent; the last true row's position is one before the root's
+                positions=roots.positions[begin:end][rows.of] + rows.column // width,
+                query_start=rows.starts,
+                sequence_lengths=lengths.astype(np.int32),
+                block_table=np.ascontiguousarray(
+                    roots.table[begin:end, : -(-int(lengths.max()) // executor.block_size)]
+                ),
+                logit_indices=rows.new,
+                tree_mask=rows.mask,
+            )
+            above = torch.from_numpy(places + rows.above).to(kept.device)
+            got, made = executor.execute(batch, feedback=states.index_select(0, above))
+            if tokens.shape[1] + 1 < stride:
+                own = torch.from_numpy((places + rows.column)[rows.new]).to(kept.device)
+                states.index_copy_(0, own, made.index_select(0, torch.from_numpy(rows.new).to(kept.device)))
+            if len(rows.new) == count * width:
+                return got.view(count, width, -1)
+            if logits is None:
+                logits = self._room(count, got)
+            if rows.each:
+                logits[begin:end, : rows.each] = got.view(end - begin, rows.each, -1)
+            else:
+                logits[rows.of[rows.new] + begin, rows.column[rows.new] - first] = got
+            begin = end
+        assert logits is not None
+        return logits
+
+    def _room(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """[B, X, Vd], memory for logits that do not lie together."""
+        room, width = self._logits, like.shape[-1]
+        if room is None or len(room) < count or room.dtype != like.dtype or room.device != like.device:
+            room = self._logits = like.new_zeros(count, self.shape.expand, width)
+        return room[:count]
+
+    def _taken(
+        self, tree: DraftTree, chosen: npt.NDArray[np.int64], going: npt.NDArray[np.int64], counts: Sequence[int]
+    ) -> list[Draft | None]:
+        """Drafts of the ``chosen`` of a batch's trees, whose sequences are ``going`` of those asked for."""
+        tokens, parents = tree.tokens.numpy().astype(np.int64), tree.parents.numpy()
+        scores, depths = tree.scores.numpy(), tree.depths.numpy().astype(np.int64)
+        sees, sizes, levels = tree.mask.numpy(), tree.counts.tolist(), depths.max(1).tolist()
+        confidence = np.exp(scores - np.take_along_axis(scores, np.maximum(parents, 0, dtype=np.int64), 1))
+        drafts: list[Draft | None] = []
+        for index, at in zip(chosen.tolist(), going[chosen].tolist(), strict=True):
+            nodes = sizes[index]
+            if nodes <= 1:
+                drafts.append(None)
+                continue
+            draft = Draft(tokens[index, 1:nodes], "eagle3", parents[index, 1:nodes], confidence[index, 1:nodes])
+            if counts[at] < nodes - 1:
+                draft = _best(draft, scores[index, 1:nodes], counts[at])
+            else:
+                draft.known_ancestry = self._ancestries.get(nodes)
+                if draft.known_ancestry is None:
+                    draft.known_ancestry = Ancestry(depths[index, :nodes], sees[index, :nodes, :nodes], levels[index])
+                    if self.static is not None:
+                        self._ancestries[nodes] = draft.known_ancestry
+            drafts.append(draft)
         return drafts
 
     def _build(
@@ -171,122 +260,10 @@ class TreeDrafting:
         return build(logits.cpu(), roots_B, state, self.shape, level, draft_to_target=offsets_V, static=static)
 
 
-def _expanded(state: TreeState, nodes: _Expanded | None, states: torch.Tensor) -> _Expanded:
-    """The nodes so far and the frontier's.
-
-    Args:
-        states: before the first level [B, H], of the last true rows; later [B, X, H], of the level before.
-    """
-    import torch
-
-    frontier = state.frontier.numpy().astype(np.int64)
-    used = frontier >= 0
-    at = np.where(used, frontier, 0)
-    tokens = np.take_along_axis(state.candidate_tokens.numpy().astype(np.int64), at, 1)
-    count, width = frontier.shape
-    itself = np.broadcast_to(np.eye(width, dtype=bool), (count, width, width))
-    if nodes is None:
-        return _Expanded(tokens, used, itself, states[:, None].expand(-1, width, -1), frontier)
-    parents = np.take_along_axis(state.candidate_parents.numpy().astype(np.int64), at, 1)
-    places = (nodes.frontier[:, None, :] == parents[:, :, None]).argmax(-1)  # [B, X] in the level before
-    old, batch = nodes.tokens.shape[1], np.arange(count)[:, None]
-    sees = np.zeros((count, old + width, old + width), dtype=bool)
-    sees[:, :old, :old] = nodes.sees
-    sees[:, old:, :old] = nodes.sees[batch, old - width + places]
-    sees[:, old:, old:] = itself
-    return _Expanded(
-        np.concatenate([nodes.tokens, tokens], 1),
-        np.concatenate([nodes.used, used], 1),
-        sees,
-        torch.cat([nodes.feedback, states[batch, places]], 1),
-        frontier,
-    )
-
-
-def _pass(
-    executor: DraftExecutor, roots: Roots, nodes: _Expanded, rows: npt.NDArray[np.bool_], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [B, X, Vd] and states [B, X, H] of the last level's nodes; zeros where a level has fewer than X.
-
-    Args:
-        rows: bool [B, n], the nodes to run; each sees its ancestors and itself.
-    """
-    import torch
-
-    sizes, level = rows.sum(1), rows.shape[1] // width
-    logits = states = torch.empty(0)
-    begin = 0
-    while begin < len(rows):
-        # as many sequences as a pass takes
-        fit = np.cumsum(sizes[begin:]) <= executor.limits.max_num_tokens
-        end = begin + min(int(fit.sum()), executor.limits.max_batch_size)
-        part = slice(begin, end)
-        of, node = np.nonzero(rows[part])
-        new = np.flatnonzero(node >= (level - 1) * width)
-        got, made = executor.execute(
-            _batch(roots.of(np.arange(begin, end)), nodes, part, of, node, new, executor.block_size),
-            feedback=nodes.feedback[of + begin, node],
-        )
-        if len(new) == len(rows) * width:
-            return got.view(len(rows), width, -1), made[new].view(len(rows), width, -1)
-        if not begin:
-            logits = got.new_zeros(len(rows), width, got.shape[-1])
-            states = made.new_zeros(len(rows), width, made.shape[-1])
-        places = of[new] + begin, node[new] - (level - 1) * width
-        logits[places], states[places] = got, made[new]
-        begin = end
-    return logits, states
-
-
-def _batch(
-    roots: Roots,
-    nodes: _Expanded,
-    part: slice,
-    of: npt.NDArray[np.int64],
-    node: npt.NDArray[np.int64],
-    new: npt.NDArray[np.int64],
-    block_size: int,
-) -> StepBatch:
-    """The arrays of a pass over ``part`` of the sequences: row r is node ``node[r]`` of the ``of[r]``-th of them."""
-    count, width = len(roots.tokens), nodes.frontier.shape[1]
-    sizes = np.bincount(of, minlength=count)
-    starts = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(sizes, out=starts[1:])
-    lengths = roots.positions + sizes
-    # column of a node: its place among the rows of its sequence
-    column = np.full((count, nodes.tokens.shape[1]), -1)
-    column[of, node] = np.arange(len(of)) - starts[of]
-    columns = column[of]
-    row, seen = np.nonzero(nodes.sees[part][of, node] & (columns >= 0))
-    mask = np.zeros((len(of), int(sizes.max())), dtype=np.uint8)
-    mask[row, columns[row, seen]] = 1
-    return StepBatch(
-        input_ids=nodes.tokens[part][of, node],
-        # a node stands one behind its parent; the last true row's position is one before the root's
-        positions=roots.positions[of] + node // width,
-        query_start=starts,
-        sequence_lengths=lengths.astype(np.int32),
-        block_table=np.ascontiguousarray(roots.table[:, : -(-int(lengths.max()) // block_size)]),
-        logit_indices=new,
-        tree_mask=mask,
-    )
-
-
-def _taken(tree: DraftTree, index: int, count: int) -> Draft | None:
-    """A sequence's draft: the best ``count`` of its nodes, which keeps parents since no child scores above its own."""
-    nodes = int(tree.counts[index])
-    if nodes <= 1:
-        return None
-    tokens, parents, scores = (part[index, :nodes].numpy() for part in (tree.tokens, tree.parents, tree.scores))
-    kept = np.arange(1, nodes)
-    if count < len(kept):
-        kept = np.sort(1 + np.argsort(-scores[1:], kind="stable")[:count])
-    number = np.zeros(nodes, dtype=np.int32)
-    number[kept] = np.arange(1, len(kept) + 1)
-    above = parents[kept]
-    return Draft(
-        tokens[kept].astype(np.int64),
-        "eagle3",
-        number[above].astype(np.int32),
-        np.exp(scores[kept] - scores[above]).astype(np.float32),
-    )
+def _best(draft: Draft, scores: npt.NDArray[np.float32], count: int) -> Draft:
+    """The best ``count`` nodes of a tree, which keeps parents since no child scores above its own."""
+    assert draft.parents is not None and draft.confidence is not None
+    kept = np.sort(np.argsort(-scores, kind="stable")[:count])
+    number = np.zeros(len(draft) + 1, dtype=np.int32)
+    number[kept + 1] = np.arange(1, count + 1)
+    return Draft(draft.tokens[kept], draft.source, number[draft.parents[kept]], draft.confidence[kept])
