@@ -130,7 +130,7 @@ class Computed:
     speculates: bool = True
 
 
-#: rows of the step → the target's tapped states of these rows [R, m·Ht] in the order of the layers
+#: rows of the step → the target's tapped states of these rows, a new [R, m·Ht] in the order of the layers
 TapReader = Callable[[npt.NDArray[np.int64]], "torch.Tensor"]
 
 

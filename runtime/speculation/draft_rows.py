@@ -220,6 +220,44 @@ class DraftRows:
                 result.append(None)
         return result
 
+    def steady(self, tracks: Sequence[Track], ahead: int) -> StepBatch | None:
+        """The pass of every missing row of these tracks, where that takes no second look; None: it does.
+
+        It takes none where the rows from each one's first pending one on are missing and its own to compute, in blocks
+        that no other of them writes to, and all fit one pass.
+        """
+        size, true_rows = self.block_size, self.true_rows
+        begins, ends, rows, tokens = [], [], [], []
+        blocks: set[int] = set()
+        spanned = total = 0
+        for track in tracks:
+            begin, end, mine = track.rows, track.computed, track.blocks
+            if begin != track.pending_start or begin >= end:
+                return None
+            first = begin // size
+            if true_rows[mine[first]] > begin - first * size:
+                return None  # others have computed rows that are missing here
+            behind = (end - 1) // size + 1
+            blocks.update(mine[first:behind])
+            spanned += behind - first
+            total += end - begin
+            begins.append(begin)
+            ends.append(end)
+            rows.append(track.row)
+            tokens.append(track.sequence.tokens[begin + ahead : end + ahead])
+        if len(blocks) < spanned or total > self.limits.max_num_tokens or len(tracks) > self.limits.max_batch_size:
+            return None
+        return self._packed(begins, ends, rows, tokens)
+
+    def wrote(self, tracks: Sequence[Track]) -> None:
+        """The rows of a :meth:`steady` pass are true now."""
+        size, true_rows = self.block_size, self.true_rows
+        for track in tracks:
+            end = track.computed
+            for number in range(track.rows // size, (end - 1) // size + 1):
+                true_rows[track.blocks[number]] = min(end - number * size, size)
+            track.rows = end
+
     # -- batches -----------------------------------------------------------------------------------------
 
     def passes(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
@@ -246,35 +284,51 @@ class DraftRows:
         Args:
             ahead: row p carries token p + ahead.
         """
-        begins = np.array([span.begin for span in spans], dtype=np.int64)
-        ends = np.array([span.end for span in spans], dtype=np.int64)
-        counts = ends - begins
-        query_start = np.zeros(len(spans) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        wanted = np.array([span.logits for span in spans], dtype=bool)
-        tokens = [span.track.sequence.tokens[span.begin + ahead : span.end + ahead] for span in spans]
-        return StepBatch(
-            input_ids=np.concatenate(tokens),
-            positions=np.arange(query_start[-1]) + np.repeat(begins - query_start[:-1], counts),
-            query_start=query_start,
-            sequence_lengths=ends.astype(np.int32),
-            block_table=self.gather(np.array([span.track.row for span in spans], dtype=np.int64), int(ends.max())),
-            logit_indices=query_start[1:][wanted].astype(np.int64) - 1,
+        return self._packed(
+            [span.begin for span in spans],
+            [span.end for span in spans],
+            [span.track.row for span in spans],
+            [span.track.sequence.tokens[span.begin + ahead : span.end + ahead] for span in spans],
+            None if all(span.logits for span in spans) else [span.logits for span in spans],
         )
 
     def gather(self, rows: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int32]:
         """int32 [B, M], blocks of these tracks for contexts of up to ``length``."""
         return np.ascontiguousarray(self.table[rows, : -(-length // self.block_size)])
 
+    def _packed(
+        self,
+        begins: list[int],
+        ends: list[int],
+        rows: list[int],
+        tokens: list[npt.NDArray[np.int64]],
+        wanted: list[bool] | None = None,
+    ) -> StepBatch:
+        """A pass over positions ``begins`` … ``ends - 1``; ``wanted``: whose last row's logits are, None: all."""
+        # positions and the ends of runs by plain numbers: a few dozen of them
+        positions: list[int] = []
+        starts = [0]
+        for begin, end in zip(begins, ends, strict=True):
+            positions += range(begin, end)
+            starts.append(len(positions))
+        last = starts[1:] if wanted is None else [start for start, want in zip(starts[1:], wanted, strict=True) if want]
+        return StepBatch(
+            input_ids=np.concatenate(tokens),
+            positions=np.array(positions, dtype=np.int64),
+            query_start=np.array(starts, dtype=np.int32),
+            sequence_lengths=np.array(ends, dtype=np.int32),
+            block_table=self.gather(np.array(rows, dtype=np.int64), max(ends)),
+            logit_indices=np.array(last, dtype=np.int64) - 1,
+        )
+
     # -- inside ------------------------------------------------------------------------------------------
 
     def _mirror(self, track: Track, first: int) -> None:
         """Take over the sequence's blocks from number ``first`` on: behind it nothing is ever replaced."""
-        blocks = track.sequence.blocks[first:]
-        if track.blocks[first:] != blocks or len(track.blocks) > first + len(blocks):
+        blocks, versions = track.sequence.blocks[first:], self.versions
+        if track.blocks[first:] != blocks:
             track.blocks[first:] = blocks
             self.table[track.row, first : first + len(blocks)] = blocks
-        versions = self.versions
         track.versions[first:] = [versions[block] for block in blocks]
 
     def _take_row(self) -> int:

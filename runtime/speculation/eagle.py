@@ -22,6 +22,7 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.chains import greedy_chains
 from runtime.speculation.draft import Ask, Computed, Draft, TapReader
 from runtime.speculation.draft_rows import DraftRows, Span, Track
+from runtime.speculation.ops import picked
 from runtime.speculation.pending_taps import PendingTaps
 from runtime.speculation.trees import Roots, TreeDrafting
 from runtime.speculation.unasked_rows import UnaskedRows
@@ -98,19 +99,20 @@ class EagleDrafter:
             raise ValueError("an EAGLE head drafts from tapped states, and this step tapped none")
         short: list[tuple[Track, npt.NDArray[np.int64]]] = []
         for item in computed:
-            if not len(item.rows):
+            rows, sequence = item.rows, item.sequence
+            if not len(rows):
                 continue
-            if self._rows.begins(item.sequence, item.start):
-                self.leave(item.sequence)
-                self._rows.enter(item.sequence, item.start)
-            track, rows = self._rows.seen(item.sequence, len(item.rows)), item.rows
+            if self._rows.begins(sequence, item.start):
+                self.leave(sequence)
+                self._rows.enter(sequence, item.start)
+            track = self._rows.seen(sequence, len(rows))
             track.speculates = item.speculates
             if not item.speculates:
                 # prompts only: their blocks are those that others will share
-                rows = rows[: max(0, item.sequence.prompt_length - item.start)]
+                rows = rows[: max(0, sequence.prompt_length - item.start)]
             if track.cold or not len(rows):
                 continue
-            if track.pending_end != item.start:
+            if track.pending_start + len(track.pending) != item.start:
                 self._cut(track, 0)
                 track.pending_start = item.start
             if len(rows) < FLUSH_ROWS:
@@ -191,8 +193,12 @@ class EagleDrafter:
         Returns:
             Who can be drafted for, and per one of them logits [A, Vd] and state [A, H] of the last true row.
         """
+        tracks = [track for _, track in wanted]
+        batch = self._rows.steady(tracks, ahead=1) if self._alone(tracks) else None
+        if batch is not None:
+            return list(wanted), *self._run_steady(tracks, batch)
         # who waits for earlier positions first: others may share the blocks that it will fill
-        order = sorted((track for _, track in wanted), key=lambda track: track.pending_start)
+        order = sorted(tracks, key=lambda track: track.pending_start)
         spans = [Span(track, track.pending_start, track.computed, logits=True) for track in order]
         done, logits, states = self._feed(spans)
         place = {span.track: number for number, span in enumerate(done)}
@@ -201,6 +207,29 @@ class EagleDrafter:
         if places != list(range(len(places))):
             logits, states = logits[places], states[places]
         return ready, logits, states
+
+    def _alone(self, tracks: list[Track]) -> bool:
+        """Whether rows of nobody else join the pass, as long as these need none of others."""
+        if self._left:
+            return False
+        if len(self._rows.tracks) == len(tracks):
+            return True
+        asked = set(tracks)
+        others = (track for track in self._rows.tracks.values() if track.pending and track not in asked)
+        return not any(_joins(self._span_of(track)) for track in others)
+
+    def _run_steady(self, tracks: list[Track], batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over all that waits of these tracks; logits and states of their last rows."""
+        numbers: list[int] = []
+        for track in tracks:
+            numbers += track.pending
+        logits, states = self._executor.execute(batch, taps=self._pending.get(numbers))
+        self._rows.wrote(tracks)
+        self._pending.release(numbers)
+        for track in tracks:
+            track.pending.clear()
+            track.pending_start = track.computed
+        return logits, picked(states, batch.logit_indices)
 
     def _company(self, asked: set[Track]) -> list[Span]:
         """Rows of others that join a pass: of sequences that have left, of prompts, and where many wait."""
@@ -290,7 +319,7 @@ class EagleDrafter:
             if len(batch.logit_indices):
                 # the next pass takes the executor's memory
                 kept = logits if part is parts[-1] else logits.clone()
-                found.append((kept, states[batch.logit_indices]))
+                found.append((kept, picked(states, batch.logit_indices)))
         if len(found) == 1:
             return found[0]
         if not found:
@@ -325,7 +354,8 @@ class EagleDrafter:
         def next_pass(kept: npt.NDArray[np.int64], batch: StepBatch) -> torch.Tensor:
             nonlocal last
             # a copy in any case: the executor takes its memory again
-            found, last = self._executor.execute(batch, feedback=last.clone() if len(kept) == len(last) else last[kept])
+            feedback = last.clone() if len(kept) == len(last) else picked(last, kept)
+            found, last = self._executor.execute(batch, feedback=feedback)
             return found
 
         return greedy_chains(

@@ -26,6 +26,13 @@ def host_ops() -> HostLibrary | None:
     return open_library()
 
 
+def picked(rows: torch.Tensor, places: npt.NDArray[np.int64]) -> torch.Tensor:
+    """A copy of some rows [n, …]."""
+    import torch
+
+    return rows.index_select(0, torch.from_numpy(places).to(rows.device))
+
+
 def best_tokens(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Of each row of float32 [L, V] the first largest column, int64 [L], and its probability, float32 [L]."""
     import torch

@@ -19,8 +19,8 @@ from plugins.trees import StaticTree, TreeShape, TreeState, new_state, static_tr
 from runtime.executors.base import DraftExecutor, StepBatch
 from runtime.speculation.device_ops import cuda_ops, tree_build
 from runtime.speculation.draft import Ancestry, Draft
-from runtime.speculation.ops import host_ops
-from runtime.speculation.tree_passes import FixedGrowth, FixedPasses, FreeGrowth, Growth
+from runtime.speculation.ops import host_ops, picked
+from runtime.speculation.tree_passes import FixedGrowth, FixedPasses, FreeGrowth, Growth, columns_of
 
 if TYPE_CHECKING:
     import torch
@@ -59,11 +59,13 @@ class TreeDrafting:
 
     def __init__(self, shape: TreeShape, static: StaticTree | None = None) -> None:
         self.shape, self.static = shape, static
-        self._passes = None if static is None else FixedPasses(static, shape.expand, shape.levels)
+        self._passes = None if static is None else FixedPasses(static, shape)
+        #: of the last number of sequences; what it holds does not matter before level 0
+        self._state: TreeState | None = None
         self._offsets: torch.Tensor | None = None
         #: by the number of nodes, of a static tree
         self._ancestries: dict[int, Ancestry] = {}
-        #: [B, 1 + N, H], the states of each sequence's root and of its expanded nodes by their columns
+        #: [B * (1 + N), H], the states of each sequence's root and of its expanded nodes by their columns
         self._states: torch.Tensor | None = None
         #: [B, X, Vd], logits of levels that expand fewer nodes than X
         self._logits: torch.Tensor | None = None
@@ -105,45 +107,40 @@ class TreeDrafting:
         shape = self.shape
         drafts: list[Draft | None] = [None] * len(counts)
         going = np.arange(len(counts))
-        state = new_state(shape, len(going))
+        state = self._state
+        if state is None or len(state.frontier) != len(going):
+            state = self._state = new_state(shape, len(going))
         tree = self._build(executor, logits[:, None], roots, state, 0)
         kept = self._begin(states)
-        growth: Growth
+        growth: Growth = FreeGrowth(shape, len(going))
         if self._passes is not None:
             growth = FixedGrowth(self._passes, len(going))
-        else:
-            growth = FreeGrowth(len(going), shape.expand)
-        tokens = np.zeros((len(going), 0), dtype=np.int64)
+        tokens = np.zeros((len(going), columns_of(shape)), dtype=np.int64)
+        # a level is built where it has nodes, and slots and a pass for their rows
+        room = np.minimum(roots.room, executor.limits.max_num_tokens)
         for level in range(1, shape.levels + 1):
-            on = going[:0]
-            if level < shape.levels:
-                sizes = growth.level(state)
-                # a level is built where it has nodes, and slots and a pass for their rows
-                room = np.minimum(roots.room, executor.limits.max_num_tokens)
-                on = np.flatnonzero((sizes > 0) & (sizes <= room))
-            if len(on) < len(going):
-                left = np.setdiff1d(np.arange(len(going)), on)
+            on = growth.level(state, room) if level < shape.levels else going[:0]
+            if on is not None:
+                left = np.setdiff1d(np.arange(len(going)), on) if len(on) else np.arange(len(going))
                 for at, draft in zip(going[left].tolist(), self._taken(tree, left, going, counts), strict=True):
                     drafts[at] = draft
                 if not len(on):
                     break
-                going, roots, tokens, sizes = going[on], roots.of(on), tokens[on], sizes[on]
+                going, roots, tokens, room = going[on], roots.of(on), tokens[on], room[on]
                 state = TreeState(*(getattr(state, field.name)[on] for field in fields(state)))
                 growth.keep(on)
-            nodes = np.maximum(state.frontier.numpy(), 0, dtype=np.int64)
-            expanded = np.take_along_axis(state.candidate_tokens.numpy(), nodes, 1)
-            tokens = np.concatenate([tokens, expanded], 1, dtype=np.int64)
-            logits = self._pass(executor, roots, growth, tokens, sizes, going, kept)
+            growth.fill(tokens, state)
+            logits = self._pass(executor, roots, growth, tokens, going, kept, last=level + 1 == shape.levels)
             tree = self._build(executor, logits, roots, state, level)
         return drafts
 
     def _begin(self, states: torch.Tensor) -> torch.Tensor:
-        """[B, 1 + N, H], room for the states of a batch's nodes, with those of the roots."""
+        """[B * (1 + N), H], room for the states of a batch's nodes, with those of the roots."""
         count, width = states.shape
-        room = self._states
-        if room is None or len(room) < count or room.dtype != states.dtype or room.device != states.device:
-            room = self._states = states.new_empty(count, 1 + self.shape.expand * (self.shape.levels - 1), width)
-        room[:count, 0] = states
+        room, stride = self._states, 1 + columns_of(self.shape)
+        if room is None or len(room) < count * stride or room.dtype != states.dtype or room.device != states.device:
+            room = self._states = states.new_empty(count * stride, width)
+        room[: count * stride : stride] = states
         return room
 
     def _pass(
@@ -152,59 +149,60 @@ class TreeDrafting:
         roots: Roots,
         growth: Growth,
         tokens: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
         going: npt.NDArray[np.int64],
         kept: torch.Tensor,
+        *,
+        last: bool,
     ) -> torch.Tensor:
         """Logits [B, X, Vd] of the last level's nodes; those of nodes that a level lacks mean nothing.
 
         Args:
-            tokens: int64 [B, n], of the nodes by their columns.
-            sizes: int64 [B], rows of each sequence.
-            going: int64 [B], where each one's states are kept.
-            kept: the states of parents; those of the new nodes are added.
+            tokens: int64 [B, N], of the nodes by their columns.
+            going: int64 [B], where each sequence's states are kept.
+            kept: the states of parents; those of the new nodes are added, unless the pass is the ``last``.
         """
         import torch
 
         count, width = len(tokens), self.shape.expand
-        states, stride, limits = kept.view(-1, kept.shape[-1]), kept.shape[1], executor.limits
-        first = tokens.shape[1] - width
-        logits: torch.Tensor | None = None
+        whole: torch.Tensor | None = None
         begin = 0
         while begin < count:
-            # as many sequences as a pass takes
-            end = begin + min(int((np.cumsum(sizes[begin:]) <= limits.max_num_tokens).sum()), limits.max_batch_size)
+            end = growth.end(begin, executor.limits)
             rows = growth.rows(begin, end)
-            lengths = roots.positions[begin:end] + sizes[begin:end]
-            places = going[begin:end][rows.of] * stride + 1
+            read, write = rows.read, rows.write
+            if begin or going[-1] >= count:
+                # states stay where the first pass had its sequences
+                away = (going[begin:end] - np.arange(end - begin)) * (1 + columns_of(self.shape))
+                read, write = read + away[rows.of], write + away[rows.of[rows.new]]
+            positions = roots.positions[begin:end]
+            lengths = positions + growth.sizes(begin, end)
             batch = StepBatch(
-                input_ids=tokens[begin:end][rows.of, rows.column],
+                input_ids=tokens[begin:end].ravel()[rows.node],
                 # a node stands one behind its parent; the last true row's position is one before the root's
-                positions=roots.positions[begin:end][rows.of] + rows.column // width,
+                positions=positions[rows.of] + rows.depth,
                 query_start=rows.starts,
                 sequence_lengths=lengths.astype(np.int32),
                 block_table=np.ascontiguousarray(
-                    roots.table[begin:end, : -(-int(lengths.max()) // executor.block_size)]
+                    roots.table[begin:end, : -(-max(lengths.tolist()) // executor.block_size)]
                 ),
                 logit_indices=rows.new,
                 tree_mask=rows.mask,
             )
-            above = torch.from_numpy(places + rows.above).to(kept.device)
-            got, made = executor.execute(batch, feedback=states.index_select(0, above))
-            if tokens.shape[1] + 1 < stride:
-                own = torch.from_numpy((places + rows.column)[rows.new]).to(kept.device)
-                states.index_copy_(0, own, made.index_select(0, torch.from_numpy(rows.new).to(kept.device)))
+            got, made = executor.execute(batch, feedback=picked(kept, read))
+            if not last:
+                kept.index_copy_(0, torch.from_numpy(write).to(kept.device), picked(made, rows.new))
             if len(rows.new) == count * width:
                 return got.view(count, width, -1)
-            if logits is None:
-                logits = self._room(count, got)
+            if whole is None:
+                whole = self._room(count, got)
             if rows.each:
-                logits[begin:end, : rows.each] = got.view(end - begin, rows.each, -1)
+                whole[begin:end, : rows.each] = got.view(end - begin, rows.each, -1)
             else:
-                logits[rows.of[rows.new] + begin, rows.column[rows.new] - first] = got
+                slots = rows.node[rows.new] % columns_of(self.shape) % width
+                whole[rows.of[rows.new] + begin, slots] = got
             begin = end
-        assert logits is not None
-        return logits
+        assert whole is not None
+        return whole
 
     def _room(self, count: int, like: torch.Tensor) -> torch.Tensor:
         """[B, X, Vd], memory for logits that do not lie together."""
@@ -220,7 +218,9 @@ class TreeDrafting:
         tokens, parents = tree.tokens.numpy().astype(np.int64), tree.parents.numpy()
         scores, depths = tree.scores.numpy(), tree.depths.numpy().astype(np.int64)
         sees, sizes, levels = tree.mask.numpy(), tree.counts.tolist(), depths.max(1).tolist()
-        confidence = np.exp(scores - np.take_along_axis(scores, np.maximum(parents, 0, dtype=np.int64), 1))
+        # the root's own number means nothing
+        above = scores[:, parents[0]] if self.static is not None else np.take_along_axis(scores, parents, 1)
+        confidence = np.exp(scores - above)
         drafts: list[Draft | None] = []
         for index, at in zip(chosen.tolist(), going[chosen].tolist(), strict=True):
             nodes = sizes[index]
