@@ -152,7 +152,7 @@ def ops_timed(timer: Timer, library: HostLibrary) -> Iterator[None]:
     """The ops that pass over logits, timed wherever they are called."""
     ops = SimpleNamespace(
         eagle_accept=verification.accept_op(),
-        finite=verification.finite_rows,
+        finite=verification.finite_nodes,
         best_tokens=library.argmax_logsumexp,
         tree_build=library.eagle_tree_build,
     )
@@ -160,7 +160,7 @@ def ops_timed(timer: Timer, library: HostLibrary) -> Iterator[None]:
         timer.wrap(ops, name, name)
     with (
         patch.object(verification, "accept_op", lambda: ops.eagle_accept),
-        patch.object(verification, "finite_rows", ops.finite),
+        patch.object(verification, "finite_nodes", ops.finite),
         patch.object(library, "argmax_logsumexp", ops.best_tokens),
         patch.object(library, "eagle_tree_build", ops.tree_build),
     ):

@@ -226,7 +226,7 @@ class EngineCore:
             return outputs + self.fail_all(errors.step_failed(error))
         self.consecutive_failures = 0
         self.metrics.counters["iterations_total"] += 1
-        self.metrics.iteration_tokens.observe(plan.num_tokens)
+        self.metrics.iteration_tokens.observe(batch.num_tokens)
         host = time.perf_counter() - started - in_executor
         if self.speculator is not None:
             host -= self.speculator.timed(plan, in_executor, in_target, tick() - begun - in_target)

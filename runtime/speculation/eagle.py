@@ -215,8 +215,11 @@ class EagleDrafter:
         if len(self._rows.tracks) == len(tracks):
             return True
         asked = set(tracks)
-        others = (track for track in self._rows.tracks.values() if track.pending and track not in asked)
-        return not any(_joins(self._span_of(track)) for track in others)
+        return not any(
+            track.pending_start < track.sequence.prompt_length or len(track.pending) > FLUSH_ROWS
+            for track in self._rows.tracks.values()
+            if track.pending and track not in asked
+        )
 
     def _run_steady(self, tracks: list[Track], batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass over all that waits of these tracks; logits and states of their last rows."""

@@ -9,6 +9,7 @@ others walk with the sampler, depth by depth, batched over the samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -154,16 +155,14 @@ def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take:
         torch.from_numpy(parents),
         torch.from_numpy(np.full(count, nodes, dtype=np.int32)),
     )
-    x = x_LV.numpy()
-    for branch, path, emitted, length in zip(
-        branches, accepted.path.tolist(), accepted.emitted.tolist(), accepted.lengths.tolist(), strict=True
-    ):
+    for branch, path, length in zip(branches, accepted.path.tolist(), accepted.lengths.tolist(), strict=True):
         branch.path = path[:length]
-        finite = finite_rows(x, branch.row, branch.path)
-        good = length if all(finite) else finite.index(False)
+    # all rows first: the logits push what the loop reads out of the processor's caches
+    numbers = finite_nodes(x_LV.numpy(), branches)
+    for branch, emitted, good in zip(branches, accepted.emitted.tolist(), numbers, strict=True):
         if good:
             branch.emitted = take_all(branch.sample, emitted[:good])
-        if good < length and branch.sample.finish_reason is None:
+        if good < len(branch.path) and branch.sample.finish_reason is None:
             take(branch.sample, NO_TOKEN, None)
 
 
@@ -173,13 +172,20 @@ def _chain(nodes: int) -> npt.NDArray[np.int32]:
     return np.arange(-1, nodes - 1, dtype=np.int32)
 
 
-def finite_rows(x_LV: npt.NDArray[np.float32], row: int, path: list[int]) -> list[bool]:
-    """Whether the largest logit of each node's row is a number, as the sampler asks for; a maximum propagates NaN."""
-    if path[-1] == len(path) - 1:  # a chain, or a tree's first branch
-        largest = x_LV[row : row + len(path)].max(axis=1)
-    else:
-        largest = np.array([x_LV[row + node].max() for node in path])
-    return np.isfinite(largest).tolist()
+def finite_nodes(x_LV: npt.NDArray[np.float32], branches: Sequence[Branch]) -> list[int]:
+    """How many of each path's first nodes have a row whose largest logit is a number, as the sampler asks for.
+
+    A maximum propagates NaN.
+    """
+    counts = []
+    for branch in branches:
+        row, path = branch.row, branch.path
+        if path[-1] == len(path) - 1:  # a chain, or a tree's first branch
+            largest = x_LV[row : row + len(path)].max(axis=1).tolist()
+        else:
+            largest = [float(x_LV[row + node].max()) for node in path]
+        counts.append(next((at for at, value in enumerate(largest) if not math.isfinite(value)), len(path)))
+    return counts
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from runtime.blocks import BlockPool
 from runtime.speculation import eagle
 from runtime.speculation.draft import Ask, Draft
+from runtime.speculation.draft_rows import DraftRows
 from runtime.speculation.eagle import FLUSH_ROWS, EagleDrafter
 from runtime.speculation.trees import TreeDrafting
 from tests.runtime.speculation.driver import Driver
@@ -510,3 +512,61 @@ def test_a_head_without_numbers_drafts_no_tree(folder: Path) -> None:
     sequence.blocks += bench.driver.pool.allocate(4)
     roots, _, logits, states = _twice(bench, sequence)[0]
     assert tree.draft(bench.head, roots, [11], torch.full_like(logits, torch.nan), states) == [None]
+
+
+# --- the ordinary case -------------------------------------------------------------------------------------------
+
+
+def _history(folder: Path, seed: int, tree: TreeDrafting | None) -> list[Any]:
+    """Drafts of a random history: prompts that share blocks, samples that split off, sequences that end."""
+    bench = Bench(folder, seed=seed, tree=tree)
+    bench.exact = False
+    random = Random(seed)
+    prompts = [bench.prompt(random.randint(1, 14)) for _ in range(3)]
+    for step in range(10):
+        if step % 3 == 0:
+            bench.driver.add([*random.choice(prompts), *bench.prompt(random.randint(0, 3))])
+        bench.driver.step(count=random.randint(1, 5), tree=tree is not None, asked=random.choice([1.0, 0.7]))
+        if step % 5 == 4:
+            bench.driver.finish(random.choice(bench.driver.running))
+    told = []
+    for ask, draft in bench.drafts:
+        assert draft is None or draft.levels() >= 1
+        parents = None if draft is None or draft.parents is None else draft.parents.tolist()
+        told.append((ask.count, None if draft is None else (draft.tokens.tolist(), parents)))
+    return told
+
+
+@pytest.mark.parametrize("tree", [None, "dynamic", "static"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_ordinary_case_is_the_general_one(
+    folder: Path, seed: int, tree: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that is packed in one look gives the drafts that looking at every row gives."""
+    steady, used = DraftRows.steady, []
+
+    def spy(self: DraftRows, *args: Any, **options: Any) -> Any:
+        used.append(steady(self, *args, **options))
+        return used[-1]
+
+    shape = SHAPES[tree]() if tree else None
+    monkeypatch.setattr(DraftRows, "steady", spy)
+    quick = _history(folder / "quick", seed, shape)
+    assert any(batch is not None for batch in used)
+    monkeypatch.setattr(DraftRows, "steady", lambda *_, **__: None)
+    assert _history(folder / "general", seed, SHAPES[tree]() if tree else None) == quick
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_tree_is_the_same_where_a_pass_takes_few_sequences(folder: Path, kind: str) -> None:
+    """Levels in passes of two sequences, and of as many rows as two have, are those of one pass."""
+    few = dataclasses.replace(LIMITS, max_num_tokens=17)
+    found = []
+    for limits in (LIMITS, few):
+        bench = Bench(folder / str(limits.max_num_tokens), tree=SHAPES[kind](), limits=limits)
+        for length in (5, 9, 2, 6, 3):
+            bench.driver.add(bench.prompt(length))
+        for _ in range(3):
+            bench.driver.step(count=20, tree=True)
+        found.append([(d.tokens.tolist(), d.parents.tolist()) for _, d in bench.drafts if d is not None])
+    assert found[0] == found[1] and len(found[0]) == 10
