@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evals.generation import Answer, inspect_answer
+from evals.samples import Samples
 from evals.statistics import wilson
 from runtime.determinism import near_tie_bound
+from trtforge.ground.hashing import hash_json
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.artifact import GateResult
 
@@ -105,6 +107,7 @@ def answer_questions(
     max_tokens: int,
     activations: str,
     noise: float,
+    samples: Samples | None = None,
     progress: Progress | None = None,
 ) -> EngineAnswers:
     """Let the engine answer and the reference read.
@@ -114,32 +117,59 @@ def answer_questions(
         reference_logits: int64 [S] → float32 [S, V] of the quantized checkpoint.
         decode: tokens to text.
         activations, noise: as for :func:`runtime.determinism.near_tie_bound`.
+        samples: answers that are there already, and where new ones are kept.
     """
-    import torch
-
     report = progress or SilentProgress()
     report.start(f"the engine's own answers to {len(questions)} prompts", total=len(questions))
     answers: list[Answer] = []
     parted: list[Parted] = []
     tokens = agreed = 0
-    for question in questions:
-        ids = list(question.token_ids)
-        answer = [int(token) for token in generate(ids, max_tokens)]
+    names = [hash_json([question.name, question.token_ids])[:24] for question in questions]
+    for name, question in zip(names, questions, strict=True):
+        record = samples.get(name) if samples is not None else None
+        if record is None:
+            record = _read_answer(generate, reference_logits, question, max_tokens)
+            if samples is not None:
+                record = samples.add(name, record)
+        answer: list[int] = record["answer"]
         answers.append(inspect_answer(question.name, answer, decode(answer)))
-        if answer:
-            rows = reference_logits(torch.tensor([*ids, *answer[:-1]]))[len(ids) - 1 :].float()
-            best = rows.max(-1)
-            chosen = rows.gather(1, torch.tensor(answer)[:, None])[:, 0]
-            for position, gap in enumerate((best.values - chosen).tolist()):
-                bound = near_tie_bound(float(rows[position].abs().max()), activations, noise)
-                tokens += 1
-                if gap <= bound:
-                    agreed += 1
-                elif len(parted) < NAMED:
-                    words = decode([answer[position]]), decode([int(best.indices[position])])
-                    parted.append(Parted(question.name, position, *words, gap, bound))
+        read = zip(record["best"], record["gaps"], record["largest"], strict=True)
+        for position, (best, gap, largest) in enumerate(read):
+            bound = near_tie_bound(largest, activations, noise)
+            tokens += 1
+            if gap <= bound:
+                agreed += 1
+            elif len(parted) < NAMED:
+                words = decode([answer[position]]), decode([best])
+                parted.append(Parted(question.name, position, *words, gap, bound))
         report.advance()
+    if samples is not None:
+        samples.finish(names)
     return EngineAnswers(tuple(questions), tuple(answers), tokens, agreed, tuple(parted))
+
+
+def _read_answer(
+    generate: Callable[[Sequence[int], int], Sequence[int]],
+    reference_logits: Callable[[torch.Tensor], torch.Tensor],
+    question: Question,
+    max_tokens: int,
+) -> dict[str, Any]:
+    """A question's sample: the answer, and of each token the reference's best, how far above it, the largest logit."""
+    import torch
+
+    ids = list(question.token_ids)
+    answer = [int(token) for token in generate(ids, max_tokens)]
+    if not answer:
+        return {"answer": [], "best": [], "gaps": [], "largest": []}
+    rows = reference_logits(torch.tensor([*ids, *answer[:-1]]))[len(ids) - 1 :].float()
+    best = rows.max(-1)
+    chosen = rows.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return {
+        "answer": answer,
+        "best": best.indices.tolist(),
+        "gaps": (best.values - chosen).tolist(),
+        "largest": rows.abs().amax(-1).tolist(),
+    }
 
 
 def agreement_gate(found: EngineAnswers, min_agreement: float) -> GateResult:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from evals.perplexity import tokens_digest
+from evals.samples import Samples, packed, unpacked
 from evals.statistics import Interval, wilson
 from runtime.determinism import near_tie_bound
 from trtforge.ground.errors import ForgeError
@@ -65,17 +67,6 @@ class ParityResult:
         return asdict(self)
 
 
-@dataclass
-class _Positions:
-    """Per-position figures of one model against the reference, over all prompts."""
-
-    same: list[torch.Tensor]
-    kl: list[torch.Tensor]
-    shortfall: list[torch.Tensor]
-    gap_change: list[torch.Tensor]
-    max_difference: float = 0.0
-
-
 LogitsFn = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
@@ -86,6 +77,7 @@ def compare(
     *,
     perturbed_logits: LogitsFn | None = None,
     activations: str = "bfloat16",
+    samples: Samples | None = None,
     progress: Progress | None = None,
 ) -> ParityResult:
     """Compare two models position by position.
@@ -96,6 +88,7 @@ def compare(
         prompts: token ids of each prompt.
         perturbed_logits: the reference with rounding added: the noise floor.
         activations: the type of the engine's activations.
+        samples: prompts that were compared before, and where new ones are kept.
 
     Raises:
         ForgeError: TF-EVL-005 when there is nothing to compare or shapes differ; TF-EVL-006 when the
@@ -107,25 +100,27 @@ def compare(
         raise ForgeError("TF-EVL-005", "parity needs at least one non-empty prompt", numbers={"prompts": len(prompts)})
     report = progress or SilentProgress()
     report.start(f"engine parity on {len(prompts)} prompts", total=len(prompts))
-    engine, floor = _Positions([], [], [], []), _Positions([], [], [], [])
-    gaps, largest = [], []
-    for index, prompt in enumerate(prompts):
-        ids = torch.as_tensor(list(prompt), dtype=torch.int64)
-        want_SV = reference_logits(ids).float()
-        top2 = want_SV.topk(2, dim=-1)
-        gaps.append(top2.values[:, 0] - top2.values[:, 1])
-        largest.append(want_SV.abs().amax(-1))
-        got_SV = engine_logits(ids).float()
-        _check(got_SV, want_SV, index)
-        _add(engine, got_SV, want_SV, top2.indices)
-        if perturbed_logits is not None:
-            _add(floor, perturbed_logits(ids).float(), want_SV, top2.indices)
+    names = [f"{index}-{tokens_digest(prompt)[:24]}" for index, prompt in enumerate(prompts)]
+    found = []
+    for index, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+        record = samples.get(name) if samples is not None else None
+        if record is None:
+            record = _positions(engine_logits, reference_logits, perturbed_logits, prompt, index)
+            if samples is not None:
+                record = samples.add(name, record)
+        found.append({part: torch.from_numpy(unpacked(record[part]).copy()) for part in record if part != "id"})
         report.advance()
-    gap_P = torch.cat(gaps)
-    noise = float(torch.cat(floor.gap_change).square().mean().sqrt()) if perturbed_logits is not None else 0.0
-    bound_P = torch.tensor([near_tie_bound(value, activations, noise) for value in torch.cat(largest).tolist()])
-    same_P, tie_P = torch.cat(engine.same), gap_P < bound_P
-    flips = int((~same_P & (torch.cat(engine.shortfall) <= bound_P)).sum())
+    if samples is not None:
+        samples.finish(names)
+
+    def over_all(part: str) -> torch.Tensor:
+        return torch.cat([one[part] for one in found])
+
+    gap_P, kl_P = over_all("gap"), over_all("kl")
+    noise = float(over_all("floor_gap_change").square().mean().sqrt()) if perturbed_logits is not None else 0.0
+    bound_P = torch.tensor([near_tie_bound(value, activations, noise) for value in over_all("largest").tolist()])
+    same_P, tie_P = over_all("same"), gap_P < bound_P
+    flips = int((~same_P & (over_all("shortfall") <= bound_P)).sum())
     positions, agreed = len(same_P), int(same_P.sum())
     return ParityResult(
         positions=positions,
@@ -134,11 +129,11 @@ def compare(
         near_tie_flips=flips,
         near_tie_logits=float(bound_P.mean()),
         near_tie_share=float(tie_P.float().mean()),
-        mean_kl=max(0.0, float(torch.cat(engine.kl).mean())),
-        max_abs_logit_difference=engine.max_difference,
-        worst_prompt=max(range(len(prompts)), key=lambda i: float(engine.kl[i].mean())),
-        floor_raw_agreement=float(torch.cat(floor.same).float().mean()) if floor.same else None,
-        floor_kl=max(0.0, float(torch.cat(floor.kl).mean())) if floor.kl else None,
+        mean_kl=max(0.0, float(kl_P.mean())),
+        max_abs_logit_difference=float(over_all("difference").max()),
+        worst_prompt=max(range(len(prompts)), key=lambda i: float(found[i]["kl"].mean())),
+        floor_raw_agreement=float(over_all("floor_same").float().mean()) if perturbed_logits is not None else None,
+        floor_kl=max(0.0, float(over_all("floor_kl").mean())) if perturbed_logits is not None else None,
         noise=noise,
     )
 
@@ -166,15 +161,41 @@ def _check(got_SV: torch.Tensor, want_SV: torch.Tensor, prompt: int) -> None:
         )
 
 
-def _add(into: _Positions, got_SV: torch.Tensor, want_SV: torch.Tensor, top2_S2: torch.Tensor) -> None:
+def _positions(
+    engine_logits: LogitsFn,
+    reference_logits: LogitsFn,
+    perturbed_logits: LogitsFn | None,
+    prompt: Sequence[int],
+    index: int,
+) -> dict[str, Any]:
+    """A prompt's sample: figures of every position of the engine, and of the reference's own perturbation (floor)."""
+    import torch
+
+    ids = torch.as_tensor(list(prompt), dtype=torch.int64)
+    want_SV = reference_logits(ids).float()
+    top2 = want_SV.topk(2, dim=-1)
+    got_SV = engine_logits(ids).float()
+    _check(got_SV, want_SV, index)
+    figures = {"gap": top2.values[:, 0] - top2.values[:, 1], "largest": want_SV.abs().amax(-1)}
+    figures |= _against(got_SV, want_SV, top2.indices)
+    if perturbed_logits is not None:
+        floor = _against(perturbed_logits(ids).float(), want_SV, top2.indices)
+        figures |= {f"floor_{name}": floor[name] for name in ("same", "kl", "gap_change")}
+    return {name: packed(value.numpy()) for name, value in figures.items()}
+
+
+def _against(got_SV: torch.Tensor, want_SV: torch.Tensor, top2_S2: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One model against the reference, a figure a position."""
     got_top, want_top = got_SV.gather(1, top2_S2), want_SV.gather(1, top2_S2)
     log_p, log_q = want_SV.log_softmax(-1), got_SV.log_softmax(-1)
     choice_S = got_SV.argmax(-1)
-    into.same.append(choice_S == top2_S2[:, 0])
-    into.shortfall.append(want_top[:, 0] - want_SV.gather(1, choice_S[:, None])[:, 0])
-    into.kl.append((log_p.exp() * (log_p - log_q)).sum(-1))
-    into.gap_change.append((got_top[:, 0] - got_top[:, 1]) - (want_top[:, 0] - want_top[:, 1]))
-    into.max_difference = max(into.max_difference, float((got_SV - want_SV).abs().max()))
+    return {
+        "same": choice_S == top2_S2[:, 0],
+        "shortfall": want_top[:, 0] - want_SV.gather(1, choice_S[:, None])[:, 0],
+        "kl": (log_p.exp() * (log_p - log_q)).sum(-1),
+        "gap_change": (got_top[:, 0] - got_top[:, 1]) - (want_top[:, 0] - want_top[:, 1]),
+        "difference": (got_SV - want_SV).abs().amax(-1),
+    }
 
 
 def slice_prompts(tokens: Sequence[int], count: int, length: int) -> list[list[int]]:

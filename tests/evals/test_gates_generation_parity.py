@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from evals import gates, generation, parity
+from evals.samples import Samples
 from evals.statistics import Interval
 from trtforge.ground.errors import GateFailed
 from trtforge.recipe.schema_evals import Generation
@@ -81,6 +82,31 @@ def test_parity_of_a_model_with_itself_is_full():
     assert result.agreement.value == 1.0
     assert result.mean_kl == pytest.approx(0.0, abs=1e-6)
     assert result.max_abs_logit_difference == 0.0
+
+
+def test_prompts_that_were_compared_are_not_compared_again(tmp_path):
+    _, model = _table_model(0)
+    _, noisy = _table_model(1)
+    prompts = [[1, 2, 3], [4, 5]]
+    folders = {"out": tmp_path / "out", "scratch": tmp_path / "scratch"}
+
+    def killed(ids):
+        if ids.tolist() == [4, 5]:
+            raise KeyboardInterrupt
+        return noisy(ids)
+
+    with pytest.raises(KeyboardInterrupt):
+        parity.compare(killed, model, prompts, samples=Samples("positions", {}, **folders))
+    asked = []
+
+    def counting(ids):
+        asked.append(ids.tolist())
+        return noisy(ids)
+
+    found = parity.compare(counting, model, prompts, samples=Samples("positions", {}, **folders))
+    assert asked == [[4, 5]] and found == parity.compare(noisy, model, prompts)
+    again = Samples("positions", {}, out=tmp_path / "b", scratch=tmp_path / "c", earlier=[tmp_path / "out"])
+    assert parity.compare(killed, model, prompts, samples=again) == found
 
 
 def test_parity_sees_a_wrong_engine_and_forgives_only_near_ties():

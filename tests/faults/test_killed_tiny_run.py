@@ -74,6 +74,8 @@ SAMPLES = (
     ("baseline", "tails", 1),
     ("evaluate", "windows", 3),
     ("evaluate", "needles", 1),
+    ("parity", "positions", 2),
+    ("parity", "own_answers", 1),
     ("parity", "windows", 1),
     ("parity", "tails", 1),
 )

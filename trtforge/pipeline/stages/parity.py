@@ -21,6 +21,8 @@ from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
 from trtforge.pipeline.stages.scoring import (
     TOOLS,
+    Taken,
+    checkpoint_identity,
     harness_section,
     load_answers,
     long_context_section,
@@ -45,6 +47,9 @@ PARITY_FILE = "parity.json"
 #: figures before any gate, and the engine's answers: what another gate is judged from
 MEASURED_FILE, ANSWERS_FILE = "measured.json", "engine_answers.json"
 
+#: names of the files of samples: prompts position by position, and the engine's own answers as the reference reads them
+POSITIONS, OWN_ANSWERS = "positions", "own_answers"
+
 #: what is compared where the engine itself cannot be run
 FLOAT32_GRAPH = "the engine's graph, in float32 under ONNX Runtime,"
 
@@ -61,7 +66,7 @@ class ParityStage(Stage):
 
     name = "parity"
     needs = ("baseline", "quantize", "build")
-    code_version = "6"
+    code_version = "7"
     tools = TOOLS
     reuses_samples = True
 
@@ -140,19 +145,22 @@ def _measure(context: StageContext, engine: _Asked) -> dict[str, Any]:
     corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
     tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
     length = min(PROMPT_TOKENS, engine.longest)
+    identity = {"engine": context.inputs["build"].manifest["content_hash"], "activations": activations}
+    taken = Taken(context, {**checkpoint_identity(context, "quantize"), **identity, **execution_facts()})
     result = compare(
         engine.logits,
         reference.logits,
         slice_prompts(tokens, asked.prompts, length),
         perturbed_logits=noise,
         activations=activations,
+        samples=taken.open(POSITIONS),
         progress=context.progress,
     )
     figures = rounded(result.to_json())
     figures["prompt_tokens"] = length
     figures["activations"] = activations
     if isinstance(engine, _Running):
-        figures |= _own(context, engine.ask, engine.subject, activations, reference, tokens, result.noise)
+        figures |= _own(context, engine.ask, engine.subject, activations, reference, tokens, result.noise, taken)
         measure_engine(context, engine.subject, engine.longest, tokens)
     if context.recipe.target.graph_mode == "native":
         figures["ran"] = FLOAT32_GRAPH
@@ -167,6 +175,7 @@ def _own(
     reference: ReferenceModel | LayeredReference,
     corpus: list[int],
     noise: float,
+    taken: Taken,
 ) -> dict[str, Any]:
     """What only the engine itself can show: its answers, and the weights in its kernels."""
     from evals.engine_answers import Question, answer_questions, short_questions
@@ -183,6 +192,7 @@ def _own(
         max_tokens=asked.generation.max_tokens,
         activations=activations,
         noise=noise,
+        samples=taken.open(OWN_ANSWERS, max_tokens=asked.generation.max_tokens),
         progress=context.progress,
     )
     write_json(context.out / ANSWERS_FILE, rounded(found.to_record()))
