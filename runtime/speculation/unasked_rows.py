@@ -9,9 +9,9 @@ little by every decoded token, so that some sequences stay warm for the policy t
 from __future__ import annotations
 
 #: rows that a draft earns, and a decoded token
-_BY_DRAFT, _BY_TOKEN = 64, 1 / 8
+_BY_DRAFT, _BY_TOKEN = 16, 1 / 8
 #: rows that can be saved up
-_SAVED = 1024.0
+_SAVED = 256.0
 
 
 class UnaskedRows:

@@ -350,7 +350,7 @@ def test_where_nobody_asks_rows_of_answers_cost_little_and_grow_cold(
         return sum(batch.num_tokens for batch in bench.head.batches) - before
 
     idle = [rows_for(8, 70) for _ in range(8)]
-    assert idle[0] > 0.5 * 8 * 70, "a policy that has drafted lately will draft again"
+    assert idle[0] > 0.3 * 8 * 70, "a policy that has drafted lately will draft again"
     assert sum(idle[4:]) <= 0.25 * 4 * 8 * 70, "rows are computed though nobody drafts"
     long = bench.driver.add(bench.prompt(2))
     for _ in range(80):
@@ -360,7 +360,9 @@ def test_where_nobody_asks_rows_of_answers_cost_little_and_grow_cold(
     fresh = bench.driver.add(bench.prompt(6))
     bench.driver.step(asked=0.0)
     assert bench.drafter.ready(fresh.sequence), "a new request can be drafted for at any time"
-    for _ in range(24):
+    for _ in range(2):
+        bench.driver.add(bench.prompt(6))
+    for _ in range(20):
         bench.driver.step(count=3)
     assert bench.last() is not None and bench.drafter._unasked, "drafts that are asked for pay for the others"
 
