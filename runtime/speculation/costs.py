@@ -86,8 +86,13 @@ class StepCosts:
         return seconds
 
     def step(self, tokens: int, requests: int) -> float:
-        """Seconds of one target step."""
-        return float(self.verify(tokens, tokens, requests)[0])
+        """Seconds of one target step: :meth:`verify` of one size, without its arrays, since every step asks for it."""
+        known, top = self._tokens, len(self._tokens) - 1
+        within = min(tokens, top)
+        base = known.item(within) + self._beside.item(min(requests, len(self._beside) - 1))
+        if tokens > top:
+            base += (tokens - top) * (known.item(top) - known.item(top - 1))
+        return base * math.exp(self.scale + self._own.item(self._bin.item(within)))
 
     def draft(self, length: int, requests: int, tree: bool = False) -> float:
         """Seconds of drafting ``length`` tokens (levels) for ``requests``; 0 without a drafter with weights."""

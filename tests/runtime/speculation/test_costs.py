@@ -60,6 +60,15 @@ def test_requests_beside_each_other_cost_more_than_the_tokens_of_one():
     assert known.verify(4, 8, 4).tolist() == pytest.approx([12e-3, 14e-3, 16e-3, 18e-3, 20e-3])
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 7, 31, 64, 65, 200])
+@pytest.mark.parametrize("requests", [1, 4, 99])
+def test_one_size_alone_costs_what_it_does_among_others(tokens, requests):
+    known = costs()
+    for _ in range(20):
+        known.observe("verify", 7, 1, 20e-3)
+    assert known.step(tokens, requests) == pytest.approx(known.verify(1, 250, requests)[tokens - 1], rel=1e-12)
+
+
 def test_a_draft_costs_a_pass_a_token():
     known = costs()
     assert known.draft(3, 1) == pytest.approx(3e-3)
