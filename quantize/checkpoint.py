@@ -27,7 +27,7 @@ from quantize.plan import QuantPlan, plan_quantization, read_config
 from quantize.quiet import Audible, quiet
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import read_headers
-from trtforge.models.loading import Loading
+from trtforge.models.loading import Loading, Mode
 from trtforge.recipe.schema import Quantize
 
 
@@ -56,7 +56,8 @@ def quantize_checkpoint(
         loading: the whole model at once, or layer by layer; the files are the same.
 
     Returns:
-        the content of ``quantize.json`` plus ``timings`` (seconds by step), which is stored nowhere.
+        the content of ``quantize.json`` plus what is stored nowhere: ``timings`` (seconds by step) and ``loading`` (the
+        mode), where something was quantized.
 
     Raises:
         ForgeError: see :func:`quantize.plan.plan_quantization` and :mod:`quantize.corpora`;
@@ -85,6 +86,7 @@ def quantize_checkpoint(
         "emulated": [],
         "calibration": None,
     }
+    mode: Mode | None = None
     if plan.does_nothing:
         copy_checkpoint(checkpoint, out)
     else:
@@ -92,13 +94,13 @@ def quantize_checkpoint(
         job = _Job(plan, checkpoint, config, batch, section, report, allow_remote_code, summary, timings)
         staging = out / ".exporting"
         try:
-            job.run(staging, loading, scratch)
+            mode = job.run(staging, loading, scratch)
             move_export(staging, checkpoint, out)
         finally:
             # also on KeyboardInterrupt: a half-written export must not look like one
             shutil.rmtree(staging, ignore_errors=True)
     write_json(out / SUMMARY_FILE, summary)
-    return {**summary, "timings": timings}
+    return {**summary, "timings": timings, **({} if mode is None else {"loading": mode})}
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ class _Job:
     summary: dict[str, Any] = field(repr=False)
     timings: dict[str, float] = field(repr=False)
 
-    def run(self, staging: Path, loading: Loading, scratch: Path | None) -> None:
-        """Write the finished export into ``staging``."""
+    def run(self, staging: Path, loading: Loading, scratch: Path | None) -> Mode:
+        """Write the finished export into ``staging``; returns how the model was brought into memory."""
         self.report.start("loading ModelOpt")
         with ptq.timed(self.timings, "import"), quiet():
             ptq.import_stack()
@@ -125,12 +127,13 @@ class _Job:
         self.report.note(told(mode))
         if mode == "whole":
             self._whole(staging, None if scratch is None else AwqSearch(scratch))
-            return
+            return mode
         with contextlib.ExitStack() as stack:
             if scratch is None:
                 # beside the export, not among other temporary files, which are often kept in memory
                 scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".layers-", dir=staging.parent)))
             self._by_layer(staging, scratch / "layers")
+        return mode
 
     def _whole(self, staging: Path, search: AwqSearch | None) -> None:
         model = ptq.calibrated_model(

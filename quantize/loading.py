@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from quantize.plan import read_config
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.safetensors_header import read_headers
 from trtforge.ground.units import format_size
 from trtforge.machine.memory import memory
-from trtforge.models.loading import Footprint, Loading, Mode
+from trtforge.models.loading import LIBRARY_BYTES, Footprint, Loading, Mode
 
 #: bytes of an element on a GPU: checkpoints come in types of 16 bits
 _ITEM_ON_GPU = 2
+#: of an element of the states between layers
+_STATE_BYTES = 4
 
 
 def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = False) -> Mode:
@@ -29,9 +33,9 @@ def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = 
     have = memory().available
     if on_gpu and (free := _gpu_bytes()) is not None:
         have, footprint = free, replace(footprint, itemsize=_ITEM_ON_GPU)
-    mode = footprint.mode(asked, have, models)
+    mode = footprint.mode(asked, have + _loaded(), models)
     if mode is None:
-        fits = asked == "whole" and footprint.by_layer_bytes <= have
+        fits = asked == "whole" and footprint.by_layer_bytes <= have + _loaded()
         raise _too_little(f"model.loading: {asked}", footprint, have, models, asked == "whole", fits)
     return mode
 
@@ -39,12 +43,27 @@ def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = 
 def require_whole(checkpoint: Path, models: int) -> None:
     """For what needs ``models`` of ``checkpoint`` whole and at once; raises ``TF-QNT-012`` where they do not fit."""
     footprint, have = _footprint(checkpoint), memory().available
-    if footprint.whole_bytes(models) > have:
+    if footprint.whole_bytes(models) > have + _loaded():
         raise _too_little(f"{models} models at once", footprint, have, models, True, False)
+
+
+def spilled_bytes(asked: Loading, checkpoint: Path, tokens: int) -> int:
+    """Bytes on the disk beside the result while ``checkpoint`` is quantized over so many tokens; 0 where it is whole.
+
+    States before and behind a layer, in float32 and for two passes over the text.
+    """
+    if _footprint(checkpoint).mode(asked, memory().available + _loaded()) == "whole":
+        return 0
+    return 2 * 2 * tokens * int(read_config(checkpoint)["hidden_size"]) * _STATE_BYTES
 
 
 def _footprint(checkpoint: Path) -> Footprint:
     return Footprint.of_tensors({name: info.shape for name, info in read_headers(checkpoint).items()})
+
+
+def _loaded() -> int:
+    """What is counted for the libraries and taken already: it is not free any more, and not needed again."""
+    return LIBRARY_BYTES if "torch" in sys.modules else 0
 
 
 def _gpu_bytes() -> int | None:

@@ -8,6 +8,7 @@ file, with the states behind it: a run that was killed goes on at the next layer
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,8 +70,11 @@ class ByLayer:
         parts.mkdir(parents=True, exist_ok=True)
         with emulated_block_quantization() as emulated, torch.no_grad():
             states = self._embedded(pieces)
+            started, made = time.monotonic(), 0
             for index in range(pieces.count):
-                self._layer(pieces, states, parts, index)
+                made += self._layer(pieces, states, parts, index)
+                left = (time.monotonic() - started) / max(made, 1) * (pieces.count - index - 1)
+                self.report.note(f"layer {index + 1} of {pieces.count} is there; about {left:.0f} s left")
             head = self._head(pieces, states, parts)
         self.report.start("writing the checkpoint")
         layers = [read_part(parts, _name(index), self._identity) for index in range(pieces.count)]
@@ -135,9 +139,10 @@ class ByLayer:
 
     # --- pieces ---------------------------------------------------------------------------------
 
-    def _layer(self, pieces: Pieces, states: LayerStates | None, parts: Path, index: int) -> None:
+    def _layer(self, pieces: Pieces, states: LayerStates | None, parts: Path, index: int) -> bool:
+        """Quantize a layer; False where a run that was killed has done so."""
         if read_part(parts, _name(index), self._identity) and (states is None or (states.done or 0) > index):
-            return
+            return False
         self.report.start(f"layer {index + 1} of {pieces.count}: loading")
         with ptq.loading_refused(self.checkpoint), quiet():
             model = pieces.layer(index, pieces.read_layer(index))
@@ -157,6 +162,7 @@ class ByLayer:
         export_part(model, parts, _name(index), self._identity, renamed, self.config)
         if states is not None:
             states.commit()
+        return True
 
     def _head(self, pieces: Pieces, states: LayerStates | None, parts: Path) -> Part | None:
         """The output head where it is quantized; else it is copied as the embedding is."""

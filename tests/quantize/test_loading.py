@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from quantize import loading
-from quantize.loading import choose, require_whole
+from quantize.loading import choose, require_whole, spilled_bytes
 from tests.support.public_models import public
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
@@ -25,7 +26,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def has(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
+    """So much is free, and the libraries are not in memory yet."""
     monkeypatch.setattr(loading, "memory", lambda: Memory(total=64 * GIB, available=available))
+    monkeypatch.setattr(loading, "_loaded", lambda: 0)
 
 
 def test_a_footprint_is_that_of_the_tensors(source: Path) -> None:
@@ -55,6 +58,16 @@ def test_free_memory_decides(source: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert error.code == "TF-QNT-012" and error.numbers["available_bytes"] == LIBRARY_BYTES
 
 
+def test_states_lie_on_the_disk_where_layers_are_taken_one_by_one(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, 32 * GIB)
+    assert spilled_bytes("auto", source, 4096) == 0
+    assert spilled_bytes("by_layer", source, 4096) == 4096 * 64 * 4 * 4
+    has(monkeypatch, GIB)
+    assert spilled_bytes("auto", source, 4096) > 0
+
+
 def test_whole_where_only_layers_fit_names_the_way(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = Footprint(70 * 10**9, layer=10**9, table=10**9, vocab=128_256)
     monkeypatch.setattr(loading, "_footprint", lambda _: wide)
@@ -63,6 +76,15 @@ def test_whole_where_only_layers_fit_names_the_way(source: Path, monkeypatch: py
     assert "model.loading: by_layer" in refusal(choose, "whole", source).remedies
     error = refusal(require_whole, source, 2)
     assert error.code == "TF-QNT-012" and not any("by_layer" in remedy for remedy in error.remedies)
+
+
+def test_libraries_that_are_loaded_are_not_needed_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Footprint.of_tensors({name: info.shape for name, info in read_headers(source).items()})
+    least = found.whole_bytes() - LIBRARY_BYTES
+    monkeypatch.setattr(loading, "memory", lambda: Memory(total=64 * GIB, available=least))
+    assert "torch" in sys.modules and choose("auto", source) == "whole"
+    monkeypatch.delitem(sys.modules, "torch")
+    assert refusal(choose, "auto", source).code == "TF-QNT-012"
 
 
 def test_memory_of_all_gpus_counts_where_the_model_is_computed_there(

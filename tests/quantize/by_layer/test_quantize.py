@@ -62,7 +62,8 @@ def both(source: Path, out: Path, section: Quantize) -> tuple[dict[str, str], di
     """The files of the whole model's quantization and of the one layer by layer."""
     made = []
     for loading in ("whole", "by_layer"):
-        quantize_checkpoint(source, out / loading, section=section, base_dir=source, loading=loading)
+        told = quantize_checkpoint(source, out / loading, section=section, base_dir=source, loading=loading)
+        assert told["loading"] == loading
         made.append(files(out / loading))
     return made[0], made[1]
 

@@ -50,7 +50,13 @@ class QuantizeStage(Stage):
         return section
 
     def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
-        return copy_estimate(inputs["intake"])
+        from quantize.loading import spilled_bytes
+
+        source, text = inputs["intake"], recipe.quantize.calibration
+        if recipe.quantize.format == "none" and recipe.quantize.kv_cache == "none":
+            return copy_estimate(source)
+        tokens = text.samples * text.sequence_length
+        return copy_estimate(source) + spilled_bytes(recipe.model.loading, source.path, tokens)
 
     def run(self, context: StageContext) -> StageResult:
         from quantize.audit import Expected, audit_checkpoint
@@ -73,7 +79,7 @@ class QuantizeStage(Stage):
             scratch=context.scratch,
             loading=context.recipe.model.loading,
         )
-        timings = outcome.pop("timings", {})
+        measured = {name: outcome.pop(name) for name in ("timings", "loading") if name in outcome}
         shared = share_scales(context.out, context.recipe.target)
         if shared is not None:
             outcome["one_scale"] = shared
@@ -92,6 +98,6 @@ class QuantizeStage(Stage):
             gates.append(GateResult("expert_coverage", passed, experts["share_below"], asked.gate.max_below, said))
         return StageResult(
             summary={**outcome, "audit": report.to_json()},
-            measurements={"timings": timings},
+            measurements=measured,
             gates=gates,
         )
