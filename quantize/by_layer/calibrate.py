@@ -8,6 +8,7 @@ file, with the states behind it: a run that was killed goes on at the next layer
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ class ByLayer:
             started, made = time.monotonic(), 0
             for index in range(pieces.count):
                 made += self._layer(pieces, states, parts, index)
+                gc.collect()  # ModelOpt's modules refer to each other, and would stay for a while
                 left = (time.monotonic() - started) / max(made, 1) * (pieces.count - index - 1)
                 self.report.note(f"layer {index + 1} of {pieces.count} is there; about {left:.0f} s left")
             head = self._head(pieces, states, parts)

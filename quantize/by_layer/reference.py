@@ -170,6 +170,7 @@ class LayeredReference:
             with change.hooked(model):
                 for number in range(len(sequences)):
                     states.write(number, run_layer(model, states.read(number)))
+            del model  # before the next one is read
             states.commit()
             self._report.note(f"layer {index + 1} of {self.layers}, {len(sequences)} sequences")
         return states
@@ -229,6 +230,7 @@ class LayeredReference:
                 for number, given in states.items():
                     cache = caches.setdefault((number, index), DynamicCache(config=model.config))
                     states[number] = run_layer(model, given, past_key_values=cache, use_cache=True)
+                del model
             head = self._outer([self._pieces.norm_name, self._pieces.head_name])
             following = {}
             for number, given in states.items():
@@ -238,6 +240,7 @@ class LayeredReference:
                 ended = token in self.eos_token_ids or (done is not None and done(made[number]))
                 if not ended and len(made[number]) < most:
                     following[number] = torch.tensor([token])
+            del head
             steps = following
             self._report.note(f"{max(map(len, made))} tokens of {len(asked)} answers, {len(steps)} go on")
         return made
@@ -247,6 +250,7 @@ class LayeredReference:
 
         Each must be computed before the next is asked for.
         """
+        self._head = None
         (states,) = self._embedded([ids])
         for index in range(self.layers):
             model, given = self.layer(index), states
@@ -258,6 +262,7 @@ class LayeredReference:
 
             yield model, run, functools.partial(self._pieces.outside, index=index)
             states = seen[-1]
+            model.to_empty(device="meta")  # whoever walks may still hold what he was given
 
     # --- pieces ---------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from quantize.export import SUMMARY_FILE
 from quantize.ptq import load_model
 from tests.quantize.test_ptq import CALIBRATION, FORMATS
 from tests.support.decoder_models import variants, write_decoder
+from tests.support.forked import Forked
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
@@ -157,6 +159,17 @@ def test_a_killed_run_goes_on_at_its_layer(
     assert files(tmp_path / "resumed") == files(tmp_path / "undisturbed")
 
 
+def test_a_process_that_is_killed_leaves_its_layers(source: Path, tmp_path: Path) -> None:
+    """By SIGKILL, while the second layer is exported."""
+    words = [str(source), str(tmp_path / "killed"), str(tmp_path / "scratch"), "layer 2 of 3: exporting"]
+    assert Forked("tests.support.quantize_killed", words).wait(300) == -signal.SIGKILL
+    progress, more = KillAt(), {"section": FORMATS["fp8"], "base_dir": source, "loading": "by_layer"}
+    quantize_checkpoint(source, tmp_path / "resumed", scratch=tmp_path / "scratch", progress=progress, **more)
+    assert progress.loaded == ["layer 2 of 3", "layer 3 of 3"]
+    quantize_checkpoint(source, tmp_path / "undisturbed", **more)
+    assert files(tmp_path / "resumed") == files(tmp_path / "undisturbed")
+
+
 def test_what_another_run_left_is_not_taken(source: Path, tmp_path: Path) -> None:
     """Of another format, and of another calibration text."""
     other = Quantize(format="fp8", kv_cache="fp8", calibration={**CALIBRATION, "seed": 1})
@@ -180,14 +193,11 @@ def test_what_another_run_left_is_not_taken(source: Path, tmp_path: Path) -> Non
 
 
 def test_no_more_than_a_layer_is_loaded_at_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a layer is loaded nothing holds the model of the one before."""
-    import gc
-
+    """When a layer is loaded the model of the one before is gone."""
     made: list[weakref.ref[Any]] = []
     original = Pieces.layer
 
     def counted(self: Pieces, index: int, tensors: Any) -> Any:
-        gc.collect()
         assert [ref() for ref in made] == [None] * index
         model = original(self, index, tensors)
         made.append(weakref.ref(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from evals.layers import Step, layer_errors, stepwise_errors
 from evals.perplexity import plan_windows
 from evals.windows import measure_windows
 from quantize.by_layer import reference as by_layer
+from quantize.by_layer.pieces import Pieces
 from quantize.by_layer.reference import LayeredReference, rounding
 from quantize.checkpoint import quantize_checkpoint
 from quantize.reference import ReferenceModel, load_reference_model
@@ -117,6 +119,31 @@ def test_windows_are_read_once_for_every_layer(source: Path, monkeypatch: pytest
     assert (ours.scores.nll == theirs.scores.nll).all()
     for one, other in zip(ours.references, theirs.references, strict=True):
         assert (one.ids == other.ids).all() and (one.log_probs == other.log_probs).all()
+
+
+def test_no_more_than_a_layer_is_in_memory(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a layer is read the model of the one before is gone, and the head's too."""
+    layered = LayeredReference(checkpoints["nvfp4_awq"])
+    made: list[weakref.ref[Any]] = []
+    for name in ("layer", "outer"):
+        original = getattr(Pieces, name)
+
+        def counted(self: Pieces, *words: Any, original: Any = original, **more: Any) -> Any:
+            alive = [model for ref in made if (model := ref()) is not None]
+            assert not [name for model in alive for name, one in model.named_parameters() if not one.is_meta]
+            del alive
+            model = original(self, *words, **more)
+            made.append(weakref.ref(model))
+            return model
+
+        monkeypatch.setattr(Pieces, name, counted)
+    ids = torch.arange(3, 40)
+    layered.logits(ids)
+    layered.rounded_logits(ids, "bfloat16")
+    layered.generate_greedy(ids, 2)
+    for _, run, _ in layered.walk(ids):
+        run()
+    assert len(made) == 5 + 5 + 2 * 5 + 4
 
 
 class Killed(BaseException):
