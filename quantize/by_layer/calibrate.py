@@ -71,11 +71,11 @@ class ByLayer:
         parts.mkdir(parents=True, exist_ok=True)
         with emulated_block_quantization() as emulated, torch.no_grad():
             states = self._embedded(pieces)
-            started, made = time.monotonic(), 0
+            started, calibrated = time.monotonic(), 0
             for index in range(pieces.count):
-                made += self._layer(pieces, states, parts, index)
+                calibrated += self._layer(pieces, states, parts, index)
                 gc.collect()  # ModelOpt's modules refer to each other, and would stay for a while
-                left = (time.monotonic() - started) / max(made, 1) * (pieces.count - index - 1)
+                left = (time.monotonic() - started) / max(calibrated, 1) * (pieces.count - index - 1)
                 self.report.note(f"layer {index + 1} of {pieces.count} is there; about {left:.0f} s left")
             head = self._head(pieces, states, parts)
         self.report.start("writing the checkpoint")

@@ -23,6 +23,7 @@ from tests.support.decoder_models import variants, write_decoder
 from tests.support.forked import Forked
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_moe import write_tiny_moe
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Quantize
@@ -83,6 +84,13 @@ def test_every_class_comes_apart(tmp_path: Path, name: str) -> None:
     source = write_decoder(tmp_path / "source", name, variants(decoders()[name])["everything"])
     whole, by_layer = both(source, tmp_path, Quantize(format="fp8", kv_cache="fp8", calibration=CALIBRATION))
     assert by_layer == whole
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+def test_a_mixture_of_experts_comes_apart(tmp_path: Path, name: str) -> None:
+    source = write_tiny_moe(tmp_path / "source")
+    whole, by_layer = both(source, tmp_path, FORMATS[name])
+    assert by_layer == whole and any(".experts.3." in key for key in read_headers(tmp_path / "by_layer"))
 
 
 def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class QuantizeStage(Stage):
             scratch=context.scratch,
             loading=context.recipe.model.loading,
         )
-        measured = {name: outcome.pop(name) for name in ("timings", "loading") if name in outcome}
+        measured: dict[str, Any] = {name: outcome.pop(name) for name in ("timings", "loading") if name in outcome}
         shared = share_scales(context.out, context.recipe.target)
         if shared is not None:
             outcome["one_scale"] = shared
