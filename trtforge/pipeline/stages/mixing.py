@@ -232,7 +232,7 @@ class _Search:
 def uniform(recipe: Recipe, text: str) -> Recipe:
     """The recipe with one format for every linear that it quantizes; keys and values stay as they are."""
     row, group = named_format(text)
-    changes = {"format": row.name, "group_size": group, "mixed": {}, "kv_cache": "none"}
+    changes: dict[str, Any] = {"format": row.name, "group_size": group, "mixed": {}, "kv_cache": "none"}
     return recipe.model_copy(update={"quantize": recipe.quantize.model_copy(update=changes)})
 
 

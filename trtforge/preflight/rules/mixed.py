@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from trtforge.formats.mixing import (
     assign,
@@ -186,6 +187,6 @@ def _alone(facts: Facts, text: str) -> Facts:
         names = [name for linear in linears(facts.model) for name in linear.names]
         own = [name for name in names if any(matches(name, pattern) for pattern in quantize.mixed[text])]
         kept = (*kept, *sorted(set(names) - set(own)))
-    changes = {"format": row.name, "group_size": group, "mixed": {}, "exclude": kept, "scope": "all"}
+    changes: dict[str, Any] = {"format": row.name, "group_size": group, "mixed": {}, "exclude": kept, "scope": "all"}
     recipe = facts.recipe.model_copy(update={"quantize": quantize.model_copy(update=changes)})
     return replace(facts, recipe=recipe)
