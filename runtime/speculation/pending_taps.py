@@ -45,7 +45,8 @@ class PendingTaps:
             self._grow(count - len(self._free), taps)
         numbers = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
-        self._last, self._numbers, self._waiting = taps, numbers, set(numbers)
+        # a list of its own: the caller's shrinks as its rows are used
+        self._last, self._numbers, self._waiting = taps, list(numbers), set(numbers)
         return numbers
 
     def get(self, numbers: list[int]) -> torch.Tensor:
