@@ -22,8 +22,8 @@ kernel                    weights, activations                used
 Rows of a result must not depend on how many rows are computed with them, or a request's greedy output
 would depend on its neighbours. ``host_int4`` sums every output in one order. FBGEMM's float16 kernels sum
 in another order when a tile is one or two rows high, and oneDNN cuts long sums in pieces for its threads
-when there are few rows: :mod:`~runtime.executors.row_order` measures which row counts those are, and the
-kernels pad to the next that is not. Where rows need not be invariant (``exact=False``), nothing is padded
+when there are few rows, or takes other blocks for many: :mod:`~runtime.executors.row_order` measures which row counts
+those are, and the kernels pad to the next that is not, or compute many rows in pieces. Where rows need not be invariant (``exact=False``), nothing is padded
 for it.
 """
 
@@ -40,7 +40,7 @@ import torch.nn.functional as F
 
 from plugins.host.library import HostLibrary
 from runtime.executors.int4_linear import HostInt4, takes
-from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
+from runtime.executors.row_order import fbgemm_rows, onednn_row_order
 from runtime.executors.weights import LinearSource, Scratch
 from trtforge.formats.elements import to_e4m3
 from trtforge.machine.gpus import architecture_name
@@ -193,11 +193,11 @@ class OnednnBf16:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.bfloat16().contiguous(), 16)
         self._bias = None if bias is None else bias.bfloat16()
         self._call = torch.ops.mkldnn._linear_pointwise.default
-        self._inputs = codes.shape[1]
+        self._outputs, self._inputs = codes.shape
         self.nbytes = codes.numel() * 2
-        safe = onednn_safe_rows(codes.shape[0], codes.shape[1], torch.get_num_threads()) if exact else None
-        self.row_invariant = safe is not None
-        self._least = safe or 1
+        order = onednn_row_order(codes.shape[0], codes.shape[1], torch.get_num_threads()) if exact else None
+        self.row_invariant = order is not None
+        self._least, self._most = (order.least, order.most) if order is not None else (1, None)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         return self._call(x, self._packed, self._bias, "none", [], "")
@@ -206,7 +206,16 @@ class OnednnBf16:
         return max(tokens, self._least)
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        return self._product(x[: self.rows(tokens)].bfloat16())
+        rows, most = self.rows(tokens), self._most
+        x = x[:rows].bfloat16()
+        if most is None or rows <= most:
+            return self._product(x)
+        out = x.new_empty(rows, self._outputs)
+        for begin in range(0, rows, most):
+            # of a short end rows are computed a second time, to the same bits
+            at = min(begin, rows - self._least)
+            out[at : at + most] = self._product(x[at : at + most])
+        return out
 
     def weights(self) -> torch.Tensor:
         return _columns(self._call, self._packed, self._inputs, torch.bfloat16)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,9 +19,24 @@ FBGEMM_PANEL = 120
 ROW_PADDING = 16
 
 #: row counts that stand for all when oneDNN's order of summation is measured
-_ONEDNN_PROBES = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 160, 192, 256, 384)
+_ONEDNN_PROBES = (*range(1, 34), 40, 48, 63, 64, 65, 96, 127, 128, 160, 192, 256, 384)
+#: most rows that are computed at once where no larger product sums as they do: a block of rows of the units for it
+_ONEDNN_BAND = 32
 #: multiply-adds that one probe may cost
 _ONEDNN_PROBE_WORK = 1 << 32
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Row counts whose products sum in one order.
+
+    Attributes:
+        least: rows; fewer have to be padded.
+        most: rows; more have to be computed in pieces. None: there is no end.
+    """
+
+    least: int
+    most: int | None = None
 
 
 def least_rows(product: Callable[[int], torch.Tensor], counts: Sequence[int]) -> int | None:
@@ -34,28 +50,43 @@ def least_rows(product: Callable[[int], torch.Tensor], counts: Sequence[int]) ->
     return safe if safe <= ROW_PADDING else None
 
 
-@functools.cache
-def onednn_safe_rows(n: int, k: int, threads: int) -> int | None:
-    """The least row count from which a row of a bfloat16 product is the same bits whatever the count.
+def row_order(product: Callable[[int], torch.Tensor], counts: Sequence[int], band: int) -> RowOrder | None:
+    """The order that all counts have from a small one on, else the one that those up to ``band`` have; None: neither."""
+    least = least_rows(product, counts)
+    if least is not None:
+        return RowOrder(least)
+    least = least_rows(product, [count for count in counts if count <= band])
+    return None if least is None else RowOrder(least, band)
 
-    None: there is none up to the rows that a step may be padded by. Measured once per shape [N, K] and number of
-    threads, because oneDNN picks its kernel by both. The sums are made to cancel almost entirely, so that their last
-    bits, which the result's bfloat16 would hide, are all that is left of them.
+
+@functools.cache
+def onednn_row_order(n: int, k: int, threads: int) -> RowOrder | None:
+    """Which row counts of a bfloat16 product give a row the same bits.
+
+    None: no common order that a step could be padded or cut to. Measured once per shape [N, K] and number of threads,
+    because oneDNN picks its kernel by both: AVX-512 units sum alike from two rows on, AMX up to 32 rows and otherwise
+    beyond. The sums are made to cancel almost entirely, in another order than they grew, so that their last bits, which
+    the result's bfloat16 would hide, are all that is left of them.
     """
     generator = torch.Generator().manual_seed(1)
     counts = [r for r in _ONEDNN_PROBES if r <= ROW_PADDING or r * n * k <= _ONEDNN_PROBE_WORK]
-    half = k // 2
-    left = torch.randn(min(n, 64), half, generator=generator).bfloat16()
-    weight = torch.cat((left, left, torch.zeros(len(left), k - 2 * half)), dim=1).bfloat16()
-    weight = weight.repeat(-(-n // len(left)), 1)[:n].contiguous()
-    ahead = torch.randn(counts[-1], half, generator=generator).bfloat16()
-    x = torch.cat((ahead, -ahead, torch.zeros(counts[-1], k - 2 * half)), dim=1).bfloat16()
+    x, weight = cancelling(counts[-1], min(n, 64), k, generator)
+    weight = weight.repeat(-(-n // len(weight)), 1)[:n].contiguous()
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
 
     def product(rows: int) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x[:rows], packed, None, "none", [], "")
 
-    return least_rows(product, counts)
+    return row_order(product, counts, _ONEDNN_BAND)
+
+
+def cancelling(rows: int, n: int, k: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """bfloat16 [rows, K] and [N, K] whose product is nothing but what its sums were rounded by."""
+    half, odd = k // 2, k % 2
+    other = torch.randperm(half, generator=generator)
+    left, ahead = (torch.randn(size, half, generator=generator).bfloat16() for size in (n, rows))
+    x = torch.cat((ahead, -ahead[:, other], ahead.new_zeros(rows, odd)), dim=1)
+    return x, torch.cat((left, left[:, other], left.new_zeros(n, odd)), dim=1)
 
 
 @functools.cache

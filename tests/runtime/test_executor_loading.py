@@ -28,7 +28,7 @@ from runtime.executors.linears import (
     pack,
 )
 from runtime.executors.onnx_graph import load_graph
-from runtime.executors.row_order import ROW_PADDING, fbgemm_rows, least_rows
+from runtime.executors.row_order import ROW_PADDING, RowOrder, cancelling, fbgemm_rows, least_rows, row_order
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_whole, tiny_engine
@@ -409,16 +409,45 @@ def test_padded_rows_sum_in_one_order() -> None:
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (96, 64), (576, 577), (3072, 576), (128, 4096)])
 def test_bfloat16_rows_sum_in_one_order(n: int, k: int) -> None:
     """Sums that cancel, so that the order shows in what is left of them."""
-    half = torch.randn(n, k // 2)
-    kernel = OnednnBf16(torch.cat((half, half, torch.randn(n, k % 2)), dim=1), None)
+    x, weight = cancelling(300, n, k, torch.Generator().manual_seed(n))
+    kernel = OnednnBf16(weight, None)
     assert kernel.row_invariant
-    ahead = torch.randn(300, k // 2).bfloat16()
-    x = torch.cat((ahead, -ahead, torch.randn(300, k % 2)), dim=1)
     want = torch.cat([kernel(x[i : i + 50], 50) for i in range(0, 300, 50)])
     assert want.any()
-    for rows in [*range(1, 40), 47, 64, 100, 119, 200, 250]:
+    for rows in [*range(1, 70), 100, 119, 200, 250, 300]:
         assert rows <= kernel.rows(rows) <= max(rows, ROW_PADDING)
         assert torch.equal(kernel(x, rows)[:rows], want[:rows]), rows
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_more_rows_than_have_a_common_order_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    """As AMX has it; each piece has as many rows as the order asks for."""
+    monkeypatch.setattr(linears, "onednn_row_order", lambda n, k, threads: RowOrder(least, 8))
+    weight = torch.randn(24, 40)
+    kernel = OnednnBf16(weight, None)
+    taken: list[int] = []
+    product = kernel._product
+    monkeypatch.setattr(kernel, "_product", lambda x: taken.append(len(x)) or product(x))
+    x = torch.randn(60, 40).bfloat16()
+    for rows in range(1, 60):
+        taken.clear()
+        got = kernel(x, rows)
+        assert len(got) >= rows and all(least <= count <= 8 for count in taken)
+        assert torch.allclose(got[:rows].float(), x[:rows].float() @ weight.bfloat16().float().T, atol=0.1, rtol=2e-2)
+
+
+def test_an_order_of_small_counts_is_found() -> None:
+    reference = torch.arange(60.0).reshape(60, 1)
+
+    def product(differing: set[int]) -> Callable[[int], torch.Tensor]:
+        return lambda rows: reference[:rows] + (1.0 if rows in differing else 0.0)
+
+    counts = range(1, 61)
+    assert row_order(product(set()), counts, 32) == RowOrder(1)
+    assert row_order(product({1, 2}), counts, 32) == RowOrder(3)
+    assert row_order(product(set(range(33, 61))), counts, 32) == RowOrder(1, 32)
+    assert row_order(product({1, *range(33, 48)}), counts, 32) == RowOrder(2, 32)
+    assert row_order(product({25, 40}), counts, 32) is None
 
 
 def test_the_least_rows_are_those_after_the_last_difference() -> None:
@@ -441,7 +470,7 @@ def test_quantized_activations_get_a_kernel_of_one_order(
     monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str
 ) -> None:
     """Where oneDNN has none, as may be on other processors."""
-    monkeypatch.setattr(linears, "onednn_safe_rows", lambda n, k, threads: None)
+    monkeypatch.setattr(linears, "onednn_row_order", lambda n, k, threads: None)
     weight = torch.randn(32, 64).to(torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16)
     source = LinearSource("l", (32, 64), kind, weight, scale=0.5 if kind == "fp8" else 1.0)
     packed = pack([source], Capability(bf16=True), torch.bfloat16)

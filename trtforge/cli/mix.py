@@ -27,7 +27,7 @@ def mix(
         typer.Option(
             "--formats",
             metavar="NAME[:GROUP],…",
-            help="Candidates; none is the model's own type. Default nvfp4,fp8.",
+            help="Candidates; none is the model's own type. Default: NVFP4 and FP8.",
             show_default=False,
         ),
     ] = None,
@@ -108,12 +108,13 @@ def _options(
     tokens: int,
 ) -> MixingOptions:
     """What is asked, or TF-CLI-065, and TF-QNT-017 for formats that the recipe's target does not mix."""
-    from trtforge.formats.mixing import format_text, mixable, mixable_on, sized_format
+    from trtforge.formats.mixing import format_text, load_mixing, mixable, mixable_on, sized_format
     from trtforge.formats.table import UNQUANTIZED
     from trtforge.ground.errors import ForgeError
     from trtforge.pipeline.stages.mixing import MixingOptions
 
-    names = [part.strip() for part in (formats or "nvfp4,fp8").split(",") if part.strip()]
+    usual = ",".join(load_mixing().usual)
+    names = [part.strip() for part in (formats or usual).split(",") if part.strip()]
     texts = list(dict.fromkeys(format_text(*sized_format(name)) for name in names if name != UNQUANTIZED))
     whole = [*texts, UNQUANTIZED] if UNQUANTIZED in names else texts
     if len(whole) < 2 or not texts:
@@ -122,7 +123,7 @@ def _options(
             "there is nothing to choose from: name two formats or more",
             asked=f"--formats {formats}",
             why="Every linear gets one of the candidates.",
-            remedies=["--formats nvfp4,fp8", "--formats nvfp4,fp8,none"],
+            remedies=[f"--formats {usual}", f"--formats {usual},{UNQUANTIZED}"],
         )
     if not 0 < bits < 16:
         raise ForgeError(

@@ -51,6 +51,7 @@ class MixingTable(Row):
     version: int
     products: tuple[Product, ...] = Field(min_length=1)
     one_pass: tuple[str, ...] = Field(min_length=2)
+    usual: tuple[str, ...] = Field(min_length=2)
     targets: dict[str, TargetMixing]
 
     @model_validator(mode="after")
@@ -59,7 +60,7 @@ class MixingTable(Row):
         named = {name for target in self.targets.values() for name in target.formats}
         if strangers := {*self.one_pass, *named} - known:
             raise ValueError(f"{sorted(strangers)} are no rows of the format table")
-        if unmixed := named - set(self.one_pass):
+        if unmixed := {*named, *self.usual} - set(self.one_pass):
             raise ValueError(f"{sorted(unmixed)} are not calibrated in one pass")
         return self
 
@@ -135,7 +136,7 @@ def mixable(names: Iterable[str], asked: str) -> None:
             numbers={"can be mixed": list(known)},
             why="ModelOpt calibrates a model by one algorithm. Formats of maxima share one pass; a search for factors "
             "or a compensation of errors would change the other formats' linears too.",
-            remedies=[f"mix {' and '.join(known[:1] + known[2:3])}", f"quantize.format: {searched[0]} without mixed"],
+            remedies=[f"mix {' and '.join(load_mixing().usual)}", f"quantize.format: {searched[0]} without mixed"],
         )
 
 

@@ -191,12 +191,16 @@ def test_sigint_at_any_moment_ends_without_a_traceback(tmp_path: Path, delay: fl
     assert process.returncode == 0 or "TF-INTERRUPTED" in err
 
 
-#: the interpreter itself is up: from here on every moment is the command's
+#: says when the interpreter itself is up: from then on every moment is the command's
 _MARKED = """
 import sys
-from trtforge.cli.main import main
-print("started", file=sys.stderr, flush=True)
-main()
+from trtforge.cli import main
+run = main.invoke
+def invoke(arguments):
+    print("started", file=sys.stderr, flush=True)
+    return run(arguments)
+main.invoke = invoke
+main.main()
 """
 
 
