@@ -23,8 +23,8 @@ Rows of a result must not depend on how many rows are computed with them, or a r
 would depend on its neighbours. ``host_int4`` sums every output in one order. FBGEMM's float16 kernels sum
 in another order when a tile is one or two rows high, and oneDNN cuts long sums in pieces for its threads
 when there are few rows, or takes other blocks for many: :mod:`~runtime.executors.row_order` measures which row counts
-those are, and the kernels pad to the next that is not, or compute many rows in pieces. Where rows need not be invariant (``exact=False``), nothing is padded
-for it.
+those are, and the kernels pad to the next that is not, or compute many rows in pieces. Where rows need not be
+invariant (``exact=False``), nothing is padded or cut for it.
 """
 
 from __future__ import annotations

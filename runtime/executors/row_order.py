@@ -51,7 +51,7 @@ def least_rows(product: Callable[[int], torch.Tensor], counts: Sequence[int]) ->
 
 
 def row_order(product: Callable[[int], torch.Tensor], counts: Sequence[int], band: int) -> RowOrder | None:
-    """The order that all counts have from a small one on, else the one that those up to ``band`` have; None: neither."""
+    """The order that all counts have from a small one on, else that of those up to ``band``; None: neither."""
     least = least_rows(product, counts)
     if least is not None:
         return RowOrder(least)
