@@ -45,7 +45,7 @@ class AwqSearch:
             return  # nothing was kept, or a kill cut it short: the search begins anew
         searches = dict(_searched(model))
         width = {len(search.loss) for search in searches.values()}
-        if names != list(searches) or width != {losses.shape[-1]} or len(losses) != len(steps) != len(names):
+        if names != list(searches) or width != {losses.shape[-1]} or not len(losses) == len(steps) == len(names):
             return
         for search, row, count in zip(searches.values(), losses, steps, strict=True):
             for alpha, loss in zip(search.loss, row, strict=True):

@@ -152,10 +152,11 @@ class _Job:
         import torch
 
         from quantize.emulation import emulated_block_quantization
+        from quantize.fused_experts import fused_experts_exported
 
         with emulated_block_quantization(), torch.no_grad():
             self.report.start("exporting")
-            with ptq.timed(self.timings, "export"), quiet():
+            with ptq.timed(self.timings, "export"), fused_experts_exported(), quiet():
                 mte.export_hf_checkpoint(model, export_dir=staging)
         self.report.start("finishing the export")
         collect_export(staging, self.config)

@@ -29,10 +29,7 @@ def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = 
     Raises:
         ForgeError: ``TF-QNT-012`` it does not fit.
     """
-    footprint = _footprint(checkpoint)
-    have = memory().available
-    if on_gpu and (free := _gpu_bytes()) is not None:
-        have, footprint = free, replace(footprint, itemsize=_ITEM_ON_GPU)
+    footprint, have = _computed_on(checkpoint, on_gpu)
     mode = footprint.mode(asked, have + _loaded(), models)
     if mode is None:
         fits = asked == "whole" and footprint.by_layer_bytes <= have + _loaded()
@@ -41,10 +38,27 @@ def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = 
 
 
 def require_whole(checkpoint: Path, models: int) -> None:
-    """For what needs ``models`` of ``checkpoint`` whole and at once; raises ``TF-QNT-012`` where they do not fit."""
-    footprint, have = _footprint(checkpoint), memory().available
-    if footprint.whole_bytes(models) > have + _loaded():
-        raise _too_little(f"{models} models at once", footprint, have, models, True, False)
+    """For what compares ``models`` of ``checkpoint``, whole and at once, before the first of them is loaded.
+
+    Raises:
+        ForgeError: ``TF-QNT-012`` they do not fit.
+    """
+    footprint, have = _computed_on(checkpoint, on_gpu=True)
+    least = footprint.whole_bytes(models)
+    if least > have + _loaded():
+        raise EnvironmentLacks(
+            "TF-QNT-012",
+            f"The machine has too little free memory for {models} of this model at once",
+            asked=f"{models} models at once",
+            numbers={"whole_bytes": least, "available_bytes": have, "parameters": footprint.parameters},
+            why="The unquantized model and one with calibrated quantizers are compared, linear by linear, both whole; "
+            "neither is taken layer by layer here.",
+            remedies=[
+                f"A machine with {format_size(least)} of free memory",
+                "trtforge quantize advise RECIPE: compares formats without loading the model",
+                "quantize.mixed or quantize.exclude written by hand: quantizing takes one layer at a time",
+            ],
+        )
 
 
 def spilled_bytes(asked: Loading, checkpoint: Path, tokens: int) -> int:
@@ -55,6 +69,14 @@ def spilled_bytes(asked: Loading, checkpoint: Path, tokens: int) -> int:
     if _footprint(checkpoint).mode(asked, memory().available + _loaded()) == "whole":
         return 0
     return 2 * 2 * tokens * int(read_config(checkpoint)["hidden_size"]) * _STATE_BYTES
+
+
+def _computed_on(checkpoint: Path, on_gpu: bool) -> tuple[Footprint, int]:
+    """What a checkpoint takes where it is computed, and what is free there."""
+    footprint = _footprint(checkpoint)
+    if on_gpu and (free := _gpu_bytes()) is not None:
+        return replace(footprint, itemsize=_ITEM_ON_GPU), free
+    return footprint, memory().available
 
 
 def _footprint(checkpoint: Path) -> Footprint:

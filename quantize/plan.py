@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtforge.formats.mixing import MIXED, assign, format_text, mixable, sized_format, torn_products
+from trtforge.formats.mixing import MIXED, assign, format_text, load_mixing, mixable, sized_format, torn_products
 from trtforge.formats.table import (
     UNQUANTIZED,
     FormatRow,
@@ -152,7 +152,8 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
         ForgeError: ``TF-QNT-001`` … ``-004`` (format, KV mode, group size), ``TF-QNT-005`` already
             quantized, ``TF-QNT-007`` odd rows, ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head
             that is not excluded, ``TF-QNT-015`` nothing is left to quantize; of ``mixed`` ``TF-QNT-017`` a format that
-            is not mixed, ``TF-QNT-018`` one product in several formats, ``TF-QNT-019`` a linear in two.
+            is not mixed, ``TF-QNT-018`` one product in several formats, ``TF-QNT-019`` a linear in two; of
+            experts ``TF-QNT-018`` a layer's in part, ``TF-QNT-028`` in a format that they cannot have.
     """
     row, kv = format_row(section.format), kv_mode(section.kv_cache)
     group = resolve_group_size(row, section.group_size)
@@ -170,10 +171,11 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
         raise _tied_head(row, section)
     # the default names the head whether or not a model has one of its own
     idle = [p for p in section.exclude if p != LM_HEAD and not any(matches(name, p) for name in linears)]
-    others, unused = _others(section, quantized)
+    others, unused = _others(section, quantized, (row, group))
     plan = QuantPlan(
         row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config), (*idle, *unused), others
     )
+    _check_experts(plan, section)
     for (name, size), members in plan.formats.items():
         check_group_size(format_row(name), size, {member: linears[member][1] for member in members})
         _check_rows(format_row(name), {member: linears[member][0] for member in members})
@@ -183,10 +185,11 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
     return plan
 
 
-def _others(section: Quantize, quantized: tuple[str, ...]) -> tuple[dict[str, tuple[FormatRow, int | None]], list[str]]:
+def _others(
+    section: Quantize, quantized: tuple[str, ...], own: tuple[FormatRow, int | None]
+) -> tuple[dict[str, tuple[FormatRow, int | None]], list[str]]:
     """Format and group size of the linears that ``mixed`` names, and its patterns that fit none."""
     named = {text: sized_format(text) for text in section.mixed}
-    own = (section.format, section.group_size)
     assigned, idle = assign(section.mixed, quantized, ())
     return {linear: named[text] for linear, text in assigned.items() if named[text] != own}, idle
 
@@ -212,6 +215,37 @@ def _check_products(plan: QuantPlan, section: Quantize) -> None:
                 if other in section.mixed
             ]
             + [f"quantize.mixed: none of {', '.join(sorted(parts))}"],
+        )
+
+
+def _check_experts(plan: QuantPlan, section: Quantize) -> None:
+    """The experts of a layer are one module: all are quantized or none, and not in every format."""
+    experts = [name for name in plan.linears if ".experts." in name]
+    formats = {name: plan.row_of(name).name if name in plan.quantized_set else UNQUANTIZED for name in experts}
+    layers: dict[str, set[str]] = {}
+    for name, text in formats.items():
+        layers.setdefault(f"{name.partition('.experts.')[0]}.experts", set()).add(text)
+    if torn := {layer: sorted(texts) for layer, texts in layers.items() if len(texts) > 1}:
+        layer = next(iter(torn))
+        raise ForgeError(
+            "TF-QNT-018",
+            f"Some experts of {layer} are to be quantized, others are not",
+            asked=f"quantize.exclude: {list(section.unquantized)}",
+            numbers={"layers": len(torn), "formats": torn[layer]},
+            why="The experts of a layer are one product in every engine, and one module where they are calibrated.",
+            remedies=[f"quantize.exclude: all of {layer}", f"quantize.exclude: none of {layer}"],
+        )
+    known = load_mixing().experts
+    others = sorted({text for text in formats.values() if text != UNQUANTIZED and text not in known})
+    if others:
+        raise ForgeError(
+            "TF-QNT-028",
+            f"The experts of a model are not quantized to {others[0]}",
+            asked=f"quantize.format: {section.format}",
+            numbers={"expert_linears": len(experts), "formats_of_experts": list(known)},
+            why="transformers holds the experts of a layer as one module. ModelOpt's searches and corrections pass it "
+            "by, so that they would be rounded as if there were none, and its export has no scales of INT4 blocks.",
+            remedies=[*(f"quantize.format: {name}" for name in load_mixing().usual), "quantize.exclude: add experts"],
         )
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from quantize.corpora import load_tokenizer
+from quantize.fused_experts import hook_experts
 from quantize.intake.prequantized import scheme_cache
 from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
@@ -255,9 +256,11 @@ class Formats:
         """The format of a linear that has scales."""
         if self._layers is None:
             return self._one
-        if module not in self._layers:
-            raise _unknown_quantization(self._checkpoint, f"of {module}, which quantized_layers does not list")
-        return self._layers[module]
+        # ModelOpt lists the experts of a layer by the module that holds them
+        for name in (module, f"{module.partition('.experts.')[0]}.experts"):
+            if name in self._layers:
+                return self._layers[name]
+        raise _unknown_quantization(self._checkpoint, f"of {module}, which quantized_layers does not list")
 
     def _named(self, algorithm: str | None) -> Format:
         format = format_of_algorithm(algorithm)
@@ -347,7 +350,7 @@ def hook_inputs(model: Any, inputs: Mapping[str, InputOperation]) -> None:
 
         return shared
 
-    for name, operation in inputs.items():
+    for name, operation in hook_experts(model, inputs).items():
         model.get_submodule(name).register_forward_pre_hook(hook(operation))
 
 

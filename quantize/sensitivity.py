@@ -144,6 +144,7 @@ class PartlyQuantized:
 
     @cached_property
     def _plain(self) -> Any:
+        require_whole(self._checkpoint, models=2)  # the calibrated one follows
         self._progress.start("loading the model")
         with quiet():
             return ptq.load_model(self._checkpoint, self._remote)
@@ -151,7 +152,6 @@ class PartlyQuantized:
     @cached_property
     def _calibrated(self) -> Any:
         plan, section = self._plan, self._section
-        require_whole(self._checkpoint, models=2)
         batch = ptq.calibration_batch_of(plan, section, self._config, self._checkpoint, self._base_dir, {})
         return ptq.calibrated_model(
             plan, self._checkpoint, self._config, batch, section, self._progress, allow_remote_code=self._remote

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.export import as_stored, stored_dtype, write_json
+from quantize.fused_experts import fused_experts_exported
 from quantize.intake.writer import FLOATS, PIECE_ELEMENTS, TARGETS, TensorPlan, converted_pieces, write_safetensors
 from quantize.quiet import quiet
 from trtforge.ground.files import read_json, write_json_atomic
@@ -80,7 +81,12 @@ def export_part(
         model.config.save_pretrained(directory)
 
     model.save_pretrained = take
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, _modules_seen() as modules, quiet():
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        _modules_seen() as modules,
+        fused_experts_exported(),
+        quiet(),
+    ):
         mte.export_hf_checkpoint(model, export_dir=scratch)
         record = read_json(Path(scratch) / _RECORD) or {}
     kept = {new: tensor for old, tensor in taken.items() if (new := renamed(old)) is not None}

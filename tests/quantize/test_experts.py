@@ -12,6 +12,7 @@ from quantize.audit import Expected, audit_checkpoint
 from quantize.experts import Coverage, in_model, judge, quantizer_prefix
 from quantize.plan import plan_quantization, read_config
 from tests.support.tiny_moe import CHOSEN, EXPERTS, LAYERS, write_tiny_moe
+from trtforge.formats.mixing import load_mixing
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import ExpertGate, Experts, Quantize
@@ -98,6 +99,89 @@ def test_names_in_the_model() -> None:
     assert in_model("model.layers.0.block_sparse_moe.experts.3.w3") == "model.layers.0.mlp.experts.3.up_proj"
     assert in_model("model.layers.0.self_attn.o_proj") == "model.layers.0.self_attn.o_proj"
     assert quantizer_prefix("m.mlp.experts.3.up_proj") == "m.mlp.experts*" and quantizer_prefix("m.q") == "m.q."
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"format": "fp8"},
+        {"format": "nvfp4"},
+        {"format": "fp8_rowwise"},
+        {"format": "nvfp4", "mixed": {"fp8": ["self_attn"]}},
+    ],
+    ids=["fp8", "nvfp4", "fp8_rowwise", "mixed"],
+)
+def test_the_reference_computes_experts_as_they_were_calibrated(
+    tmp_path: Path, family: str, keys: dict[str, Any]
+) -> None:
+    import torch
+
+    from quantize import ptq
+    from quantize.by_layer.reference import LayeredReference
+    from quantize.emulation import emulated_block_quantization
+    from quantize.reference import load_reference_model
+    from trtforge.ground.progress import SilentProgress
+
+    source = write_tiny_moe(tmp_path / "source", family)
+    _quantized(source, tmp_path / "out", **keys)
+    section = Quantize(**{"calibration": CALIBRATION, **keys})
+    config = read_config(source)
+    plan = plan_quantization(config, read_headers(source), section)
+    batch = ptq.calibration_batch_of(plan, section, config, source, tmp_path, {})
+    calibrated = ptq.calibrated_model(plan, source, config, batch, section, SilentProgress())
+    reference = load_reference_model(tmp_path / "out")
+    states = torch.randn(48, 64)
+    chosen = torch.stack([torch.randperm(EXPERTS)[:CHOSEN] for _ in range(len(states))])
+    shares = torch.rand(len(states), CHOSEN)
+    with torch.no_grad(), emulated_block_quantization():
+        wanted, found, unhooked = (
+            experts(states, chosen, shares)
+            for model in (calibrated, reference.model, load_reference_model(source).model)
+            for experts in [model.model.layers[0].mlp.experts]
+        )
+    # inputs left as they are would be 2 % away at least: a value of FP8 has three bits behind its first
+    assert (found - wanted).norm() < 0.01 * wanted.norm() < (unhooked - wanted).norm()
+    ids = torch.arange(7, 55)
+    layered = LayeredReference(tmp_path / "out").logits(ids)
+    torch.testing.assert_close(layered, reference.logits(ids), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("format", ["int4_awq", "w4a8_awq", "nvfp4_awq", "int4_wo", "int4_gptq", "int8_sq"])
+def test_a_format_that_experts_cannot_have_is_refused_by_the_headers(source: Path, format: str) -> None:
+    config, headers = read_config(source), read_headers(source)
+    with pytest.raises(ForgeError) as error:
+        plan_quantization(config, headers, Quantize(format=format))
+    assert error.value.code == "TF-QNT-028" and "quantize.format: fp8" in error.value.remedies
+    group = 32 if format.startswith(("int4", "w4a8")) else None
+    plan_quantization(config, headers, Quantize(format=format, group_size=group, exclude=["lm_head", "experts"]))
+
+
+@pytest.mark.parametrize("format", load_mixing().experts)
+def test_every_format_of_experts_is_exported_and_read(source: Path, tmp_path: Path, format: str) -> None:
+    import torch
+
+    from quantize.reference import load_reference_model
+
+    _quantized(source, tmp_path / "out", format=format)
+    ids = torch.arange(7, 55)
+    plain, found = (load_reference_model(path).logits(ids) for path in (source, tmp_path / "out"))
+    assert 0 < (found - plain).norm() < 0.5 * plain.norm()
+
+
+@pytest.mark.parametrize("loading", ["whole", "by_layer"])
+def test_a_search_quantizes_what_is_no_expert(source: Path, tmp_path: Path, loading: str) -> None:
+    keys = {"format": "int4_awq", "group_size": 32, "exclude": ["lm_head", "experts"]}
+    summary = _quantized(source, tmp_path / "out", loading, **keys)
+    assert summary["quantized_linears"] == 4 * LAYERS
+    assert "model.layers.0.self_attn.q_proj.weight_scale" in read_headers(tmp_path / "out")
+
+
+def test_a_part_of_a_layers_experts_is_refused(source: Path) -> None:
+    section = Quantize(format="fp8", exclude=["lm_head", "layers.1.mlp.experts.3"])
+    with pytest.raises(ForgeError) as error:
+        plan_quantization(read_config(source), read_headers(source), section)
+    assert error.value.code == "TF-QNT-018" and "model.layers.1.mlp.experts" in error.value.message
 
 
 class TestGate:

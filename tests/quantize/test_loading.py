@@ -76,6 +76,8 @@ def test_whole_where_only_layers_fit_names_the_way(source: Path, monkeypatch: py
     assert "model.loading: by_layer" in refusal(choose, "whole", source).remedies
     error = refusal(require_whole, source, 2)
     assert error.code == "TF-QNT-012" and not any("by_layer" in remedy for remedy in error.remedies)
+    assert error.numbers["whole_bytes"] == wide.whole_bytes(2) and "at once" in error.message
+    assert any("advise" in remedy for remedy in error.remedies) and any("mixed" in remedy for remedy in error.remedies)
 
 
 def test_libraries_that_are_loaded_are_not_needed_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +102,5 @@ def test_memory_of_all_gpus_counts_where_the_model_is_computed_there(
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         assert choose("auto", source, on_gpu=True) == mode
     assert choose("auto", source) == "whole", "the reference is computed on the processor"
+    require_whole(source, 1)  # two GPUs of 48 GiB hold one in 16 bits and not two
+    assert refusal(require_whole, source, 2).numbers["available_bytes"] == 96 * GIB

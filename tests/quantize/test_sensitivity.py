@@ -61,6 +61,22 @@ def test_a_group_changes_the_model_and_leaves_it_as_it_was(tmp_path: Path) -> No
     torch.testing.assert_close(everything, whole, rtol=1e-4, atol=1e-4)
 
 
+def test_two_models_are_refused_before_the_first_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from quantize import loading, ptq
+    from trtforge.machine.memory import Memory
+
+    checkpoint, config, _, quantize, plan = _planned(tmp_path, format="fp8")
+    monkeypatch.setattr(loading, "memory", lambda: Memory(total=2**34, available=0))
+    monkeypatch.setattr(loading, "_loaded", lambda: 0)
+    monkeypatch.setattr(ptq, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    model = PartlyQuantized(checkpoint, config, plan, quantize, tmp_path, SilentProgress())
+    with pytest.raises(ForgeError) as error:
+        model.logits(torch.arange(9))
+    assert error.value.code == "TF-QNT-012"
+
+
 GROUPS = tuple(LinearGroup(name, (name,), saved) for name, saved in (("a", 10), ("b", 10), ("c", 40), ("d", 1)))
 KL = {"a": 0.5, "b": 0.1, "c": 0.4, "d": 0.0}
 

@@ -10,12 +10,14 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from trtforge.formats.table import FormatRow, format_row, load_formats, resolve_group_size
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.rows import Row, read_table
+from trtforge.ground.versions import WHOLE
 from trtforge.models.shape import matches
 
 #: the algorithm of a checkpoint whose linears have several formats
@@ -48,9 +50,10 @@ class TargetMixing(Row):
 class MixingTable(Row):
     """The whole of ``mixing.yaml``."""
 
-    version: int
+    version: Annotated[Literal[1], WHOLE]
     products: tuple[Product, ...] = Field(min_length=1)
     one_pass: tuple[str, ...] = Field(min_length=2)
+    experts: tuple[str, ...] = Field(min_length=1)
     usual: tuple[str, ...] = Field(min_length=2)
     targets: dict[str, TargetMixing]
 
@@ -58,7 +61,7 @@ class MixingTable(Row):
     def _known(self) -> MixingTable:
         known = {row.name for row in load_formats().formats}
         named = {name for target in self.targets.values() for name in target.formats}
-        if strangers := {*self.one_pass, *named} - known:
+        if strangers := {*self.one_pass, *self.experts, *named} - known:
             raise ValueError(f"{sorted(strangers)} are no rows of the format table")
         if unmixed := {*named, *self.usual} - set(self.one_pass):
             raise ValueError(f"{sorted(unmixed)} are not calibrated in one pass")
