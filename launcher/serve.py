@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.commands import program
 from launcher.local import TritonServer
@@ -24,6 +24,10 @@ from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.targets import TARGETS, names
 
+if TYPE_CHECKING:
+    from launcher.openai_front.server import FrontServer
+    from launcher.openai_front.settings import FrontSettings
+
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 #: curl says "form" by itself, and a form is what older servers copy onto their stack
 JSON_HEADER = "-H 'Content-Type: application/json'"
@@ -31,12 +35,14 @@ JSON_HEADER = "-H 'Content-Type: application/json'"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a running server listens, and ready-made requests."""
+    """Where a running server listens, and ready-made requests; ``openai`` is empty without that endpoint."""
 
     model: str
     http: str
     grpc: str
     metrics: str
+    openai: str = ""
+    openai_model: str = ""
 
     def curl(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
         """A curl command that asks one question through the chat template."""
@@ -52,8 +58,16 @@ class Endpoints:
         """A command that streams an answer over gRPC through tritonclient."""
         return f"{program('python')} -m trtforge.cli.ask {self.grpc} {self.model} 'What is the capital of France?'"
 
+    def curl_openai(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
+        """A curl command that asks one question as a client of OpenAI's does."""
+        message = f'{{"role": "user", "content": "{prompt}"}}'
+        body = f'{{"model": "{self.openai_model}", "messages": [{message}], "max_tokens": {max_tokens}}}'
+        return f"curl -s {JSON_HEADER} http://{self.openai}/v1/chat/completions -d '{body}'"
+
     def to_json(self) -> dict[str, Any]:
+        own = {"openai": f"http://{self.openai}/v1", "curl_openai": self.curl_openai()} if self.openai else {}
         return {
+            **own,
             "model": self.model,
             "http": f"http://{self.http}",
             "grpc": self.grpc,
@@ -167,16 +181,21 @@ def serve(
     log_path: Path,
     ready_timeout: float = 120.0,
     exit_timeout: int = 30,
+    openai: FrontSettings | None = None,
     on_ready: Callable[[Endpoints], None] = lambda endpoints: None,
     on_drain: Callable[[int], None] = lambda seconds: None,
 ) -> int:
     """Run until told to stop; returns the server's exit code.
 
+    Args:
+        openai: also serve OpenAI's API, before the server.
+
     Raises:
         ForgeError: TF-LCH-001 (port taken), TF-LCH-002/003 (start), TF-LCH-030 (no bundle), TF-LCH-031
-            (the server died while serving).
+            (the server died while serving), and those of the OpenAI endpoint (TF-OAI).
     """
     repository, model = find_repository(bundle)
+    front = None if openai is None else _front(repository, bundle, openai)
     server = TritonServer(
         repository,
         log_path=log_path,
@@ -199,9 +218,11 @@ def serve(
         server.start()
         server.wait_ready(ready_timeout, give_up=stop)
         if not stop.is_set():
-            on_ready(Endpoints(model, server.http_url, server.grpc_url, f"{host}:{server.metrics_port}"))
+            on_ready(_endpoints(server, model, front))
         refusals = 0
         while not stop.wait(0.5):
+            if front is not None:
+                front.require_alive()
             if server.process is not None and server.process.poll() is not None:
                 raise _died(server, server.process.returncode, server.log_reason())
             refusals = 0 if server.takes_requests() else refusals + 1
@@ -210,11 +231,30 @@ def serve(
                 on_drain(exit_timeout)
                 raise _died(server, server.stop(hurry), "another process told it to stop")
         on_drain(exit_timeout)
+        if front is not None:
+            front.drain()
         code = server.stop(hurry) or 0
         if server.fallen or code not in (0, -signal.SIGKILL):  # a drain that lasts too long is ended by SIGKILL
             raise _died(server, code, server.fallen or f"it ended with code {code} while it was drained")
         return code
     finally:
         server.stop()
+        if front is not None:
+            front.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _front(repository: Path, bundle: Path, settings: FrontSettings) -> FrontServer:
+    from launcher.openai_front.server import front_of
+
+    return front_of(repository, settings, bundle=bundle)
+
+
+def _endpoints(server: TritonServer, model: str, front: FrontServer | None) -> Endpoints:
+    """Where everything listens; the front begins to."""
+    metrics = f"{server.host}:{server.metrics_port}"
+    if front is None:
+        return Endpoints(model, server.http_url, server.grpc_url, metrics)
+    front.start(server.grpc_url, f"http://{metrics}/metrics")
+    return Endpoints(model, server.http_url, server.grpc_url, metrics, front.address, front.model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"
 #: Prompt tokens that a windowed decoder sees before the output.
 CONTEXT_TOKENS = 6
+#: a byte of SentencePiece's byte fallback
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer(Protocol):
@@ -71,6 +74,15 @@ class DetokenizerFactory:
         if self.byte_level:
             return ByteLevelDetokenizer(self, skip_special_tokens)
         return WindowDetokenizer(self._tokenizer, skip_special_tokens, context)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What one token stands for by itself, special ones too; a part of a character is no UTF-8."""
+        if self.byte_level:
+            return self.shown[False][token]
+        text = self._tokenizer.id_to_token(token) or ""
+        if _BYTE.fullmatch(text):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("▁", " ").encode()
 
 
 class ShownBytes(dict[int, bytes]):

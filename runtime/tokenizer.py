@@ -109,6 +109,10 @@ class EngineTokenizer:
         with panics_as(_panicked):
             return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes that one token stands for by itself; see :meth:`DetokenizerFactory.bytes_of`."""
+        return self._detokenizers.bytes_of(token)
+
     def prepare_chats(self) -> None:
         """Start what renders chats, so that the first one does not wait for it; where that fails, chats say so."""
         if self.chat_template is not None:

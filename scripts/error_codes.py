@@ -26,6 +26,7 @@ AREAS = {
     "EVL": "Evaluation and gates",
     "GRF": "Model graph",
     "LCH": "Servers and smoke test",
+    "OAI": "OpenAI endpoint",
     "OPS": "Ops and the host library",
     "PLN": "Planner",
     "QNT": "Quantization",

@@ -29,6 +29,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 ALONE = (
     "tests/e2e/test_foreign_clients.py",
     "tests/e2e/test_live_server.py",
+    "tests/e2e/test_openai_front.py",
+    "tests/e2e/test_openai_front_trtllm.py",
     "tests/e2e/test_speculation_served.py",
     "tests/e2e/test_tiny_pipeline.py",
     "tests/faults/",

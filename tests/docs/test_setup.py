@@ -6,6 +6,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from scripts.requirements import name_of, pinned, requirements
@@ -36,7 +37,11 @@ def test_the_pins_hold_all_that_is_asked_for_and_what_that_needs() -> None:
     for name in sorted(names):
         if name == "nvidia-pytriton":  # only the server that its wheel carries is used
             continue
-        for line in metadata.requires(name) or ():
+        try:
+            lines = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            pytest.fail(f"{name} is pinned and not installed here: make setup")
+        for line in lines:
             needed = Requirement(line)
             if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 assert name_of(needed.name) in names | {"setuptools"}, f"{name} needs {line}"

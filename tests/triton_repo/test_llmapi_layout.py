@@ -50,10 +50,10 @@ def emitted(tmp_path, asked=None, **options):
     return read_config(folder / "config.pbtxt"), document, summary
 
 
-def test_tensors_are_those_of_nvidia_s_model(tmp_path):
+def test_tensors_are_those_of_nvidia_s_model_and_a_count_of_tokens(tmp_path):
     config, _, _ = emitted(tmp_path)
     assert [tensor.name for tensor in config.input] == _INPUTS.split()
-    assert [tensor.name for tensor in config.output] == _OUTPUTS.split()
+    assert [tensor.name for tensor in config.output] == [*_OUTPUTS.split(), "num_output_tokens"]
     assert all(tensor.optional for tensor in config.input), "what is missing is refused by name, not by Triton's count"
     assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 0, 1)
     assert print_config(config) == (tmp_path / "repository/tensorrt_llm/config.pbtxt").read_text()

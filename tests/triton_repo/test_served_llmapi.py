@@ -99,6 +99,7 @@ def test_sampling_and_asked_for_outputs(streaming, stream):
     assert last.as_numpy("total_draft_tokens").tolist() == [10]
     short = ask(streaming.grpc_url, MODEL, sent(sampling_param_max_tokens=4), batched=False)
     assert text(short) == PROMPT[:4]
+    assert short[0].as_numpy("num_output_tokens").tolist() == [4]
     assert short[0].as_numpy("finish_reason") is None
 
 

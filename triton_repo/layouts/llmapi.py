@@ -89,6 +89,7 @@ OUTPUTS: tuple[TensorRow, ...] = (
     TensorRow("acceptance_rate", "FP32", (1,), False, "accepted share of the draft tokens"),
     TensorRow("total_accepted_draft_tokens", "INT32", (1,), False, "draft tokens accepted"),
     TensorRow("total_draft_tokens", "INT32", (1,), False, "draft tokens made"),
+    TensorRow("num_output_tokens", "INT32", (-1,), False, "tokens of each sequence so far; ours, not NVIDIA's"),
 )
 
 

@@ -24,6 +24,7 @@ from trtforge.cli import (
     engine,
     matrix,
     mix,
+    openai,
     plan,
     plugins,
     recipes,
@@ -79,6 +80,7 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
     ("build", stages.build),
     ("verify", bundle.verify),
     ("serve", bundle.serve),
+    ("openai", openai.openai),
     ("bench", bench.bench),
 )
 for _name, _function in _COMMANDS:

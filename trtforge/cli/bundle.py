@@ -1,4 +1,4 @@
-"""``trtforge verify`` and ``trtforge serve``: bundles."""
+"""``trtforge verify``, ``trtforge serve`` and ``trtforge openai``: bundles and what is put before them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import common
+from trtforge.cli import common, openai
 from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
 
 if TYPE_CHECKING:
@@ -71,12 +71,34 @@ def serve(
     verified: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")
     ] = True,
+    openai_port: Annotated[
+        int | None, typer.Option(help="Also serve OpenAI's API on this port; 0 picks a free one.")
+    ] = None,
+    openai_host: Annotated[str, typer.Option(help="Address that OpenAI's API listens on.")] = "127.0.0.1",
+    openai_keys: openai.Keys = None,
+    openai_model: openai.Model = None,
+    openai_log: openai.Log = None,
+    openai_in_flight: openai.InFlight = openai.IN_FLIGHT,
+    openai_timeout: openai.Timeout = None,
+    openai_max_tokens: openai.MaxTokens = openai.MAX_TOKENS,
+    tool_parser: openai.ToolParser = None,
 ) -> None:
     """Serve a bundle with Triton until SIGINT or SIGTERM, then drain; a second signal ends the drain."""
     from launcher.serve import find_repository
     from launcher.serve import serve as serve_bundle
 
     find_repository(bundle)
+    settings = openai.settings_of(
+        port=openai_port,
+        host=openai_host,
+        keys=openai_keys,
+        name=openai_model,
+        log=openai_log,
+        in_flight=openai_in_flight,
+        timeout=openai_timeout,
+        answer_tokens=openai_max_tokens,
+        tool_parser=tool_parser,
+    )
     if verified:
         require_sound(console, bundle)
     progress = console.progress("serve")
@@ -91,6 +113,10 @@ def serve(
         console.print(f"  {endpoints.curl()}")
         console.print(f"  {endpoints.curl_stream()}")
         console.print(f"  {endpoints.tritonclient()}")
+        if settings is not None:
+            openai.warn_open(console, settings)
+            console.print(f"  OpenAI   http://{endpoints.openai}/v1")
+            console.print(f"  {endpoints.curl_openai()}")
         console.print(f"Stop it with Ctrl-C or SIGTERM: running requests get {drain} s to finish; again to end them.")
         if console.mode == "quiet":
             console.value(f"http://{endpoints.http}")
@@ -105,6 +131,7 @@ def serve(
             log_path=log or common.server_log(f"serve-{bundle.name or 'bundle'}"),
             ready_timeout=timeout,
             exit_timeout=drain,
+            openai=settings,
             on_ready=ready,
             on_drain=lambda seconds: console.print(
                 f"draining: running requests have {seconds} s to finish; again to end"

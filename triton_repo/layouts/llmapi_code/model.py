@@ -185,7 +185,8 @@ class TritonPythonModel:
 
     def _response(self, tensors: dict[str, np.ndarray], step: Any, pieces: list[str]) -> Any:
         outputs = step.outputs
-        arrays = {"text_output": texts(pieces)}
+        counts = [len(sequence.token_ids) for sequence in outputs]
+        arrays = {"text_output": texts(pieces), "num_output_tokens": np.array(counts, dtype=np.int32)}
         if scalar(tensors, "return_finish_reason", False):
             arrays["finish_reason"] = texts(sequence.finish_reason for sequence in outputs)
         if scalar(tensors, "return_stop_reason", False):

@@ -40,7 +40,8 @@ class Output:
         self._aborted = False
         self.finished = False
         self.outputs = [
-            SimpleNamespace(text="", finish_reason=None, stop_reason=None, cumulative_logprob=None) for _ in range(1)
+            SimpleNamespace(text="", token_ids=[], finish_reason=None, stop_reason=None, cumulative_logprob=None)
+            for _ in range(1)
         ]
         self._note = note
 
@@ -64,10 +65,10 @@ class Output:
             if self._streaming and ord(text[count - 1]) > 127:
                 one.text = text[: count - 1] + "\ufffd"
                 yield self
-            one.text = text[:count]
+            one.text, one.token_ids = text[:count], list(range(count))
             if self._streaming and count < len(text):
                 yield self
-        one.text = text
+        one.text, one.token_ids = text, list(range(len(text)))
         one.finish_reason, one.stop_reason, self.finished = reason, stop, True
         one.cumulative_logprob = -0.5 if self._params.logprobs else None
         if self._params.return_perf_metrics:

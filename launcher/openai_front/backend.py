@@ -1,0 +1,158 @@
+"""The live Triton server: whether it is ready, and the answers of its model as they come.
+
+One gRPC stream a request, on one connection: its end is the request's end, and dropping it withdraws the request, so
+that a client who has gone frees the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from launcher.openai_front import wire
+from launcher.openai_front.deployment import Deployment
+from launcher.openai_front.errors import ApiError, gone, of_triton
+from launcher.openai_front.job import Job, Piece, Prompt
+
+#: seconds that the server may take to say whether it is ready
+HEALTH_SECONDS = 2.0
+
+
+class Triton:
+    """A Triton server; made and closed on the event loop that uses it.
+
+    Attributes:
+        address: ``HOST:PORT`` of its gRPC endpoint; to be set before :meth:`open`.
+        metrics: URL of its metrics page; None: not known.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.address = ""
+        self.metrics: str | None = None
+        self._renamed = deployment.names.clients
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Make the connection; it is taken up with the first call."""
+        from tritonclient.grpc.aio import InferenceServerClient
+
+        self._client = InferenceServerClient(self.address)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def live(self) -> bool:
+        """Whether the server answers at all."""
+        return await self._true(self._client.is_server_live(client_timeout=HEALTH_SECONDS))
+
+    async def ready(self) -> bool:
+        """Whether the server and the model take requests."""
+        name = self.deployment.model
+        return await self._true(self._client.is_server_ready(client_timeout=HEALTH_SECONDS)) and await self._true(
+            self._client.is_model_ready(name, client_timeout=HEALTH_SECONDS)
+        )
+
+    async def _true(self, question: Any) -> bool:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return bool(await question)
+        except InferenceServerException:
+            return False
+
+    async def missing(self) -> list[str]:
+        """Tensors of the repository that the live model does not have; it is then another one."""
+        config = (await self._client.get_model_config(self.deployment.model)).config
+        there = {tensor.name for tensor in (*config.input, *config.output)}
+        return sorted({*self.deployment.inputs, *self.deployment.outputs} - there)
+
+    async def metrics_page(self) -> bytes:
+        """Triton's own metrics; empty where its page is not known or does not answer."""
+        if self.metrics is None:
+            return b""
+        return await asyncio.to_thread(_fetch, self.metrics)
+
+    async def generate(
+        self, job: Job, prompt: Prompt, request_id: str, bias_words: Mapping[str, float]
+    ) -> AsyncGenerator[Piece, None]:
+        """The pieces of the answers to one prompt; closing the iterator withdraws the request.
+
+        Raises:
+            ApiError: what the model refused, ``TF-OAI-010`` when the server does not answer, ``TF-OAI-028`` when
+                it ended an answer without a word.
+        """
+        deployment = self.deployment
+        values = wire.tensors(deployment, job, prompt, bias_words)
+        asked = {
+            "model_name": deployment.model,
+            "inputs": wire.inputs(deployment, values),
+            "outputs": wire.outputs(deployment, job),
+            "request_id": request_id,
+        }
+        reader = wire.Reader(deployment, job)
+        pieces = self._streamed(asked, reader) if deployment.decoupled else self._whole(asked, reader)
+        open_answers = job.n
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+                open_answers -= bool(piece.finish)
+        if open_answers > 0:
+            raise ApiError(502, "TF-OAI-028", "the server behind ended an answer without saying why; ask it again")
+
+    async def _streamed(self, asked: dict[str, Any], reader: wire.Reader) -> AsyncGenerator[Piece, None]:
+        import grpc
+
+        async def once() -> AsyncIterator[dict[str, Any]]:
+            yield asked
+
+        call = self._client.stream_infer(once())
+        ended = False
+        try:
+            async for result, error in call:
+                if error is not None:
+                    raise of_triton(str(error.message()), self._renamed)
+                piece = reader.piece(result.get_response())
+                if piece is not None:
+                    yield piece
+            ended = True
+        except grpc.RpcError as error:
+            raise _broken(error) from None
+        finally:
+            if not ended:
+                call.cancel()
+
+    async def _whole(self, asked: dict[str, Any], reader: wire.Reader) -> AsyncGenerator[Piece, None]:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            result = await self._client.infer(**asked)
+        except InferenceServerException as error:
+            if "UNAVAILABLE" in str(error.status()):
+                raise gone(str(error.message())) from None
+            raise of_triton(str(error.message()), self._renamed) from None
+        piece = reader.piece(result.get_response())
+        if piece is not None:
+            yield piece
+
+
+def _broken(error: Any) -> ApiError:
+    """A call that the server did not answer, or whose connection broke."""
+    details = str(error.details() or error.code())
+    if "UNAVAILABLE" in str(error.code()) or "CANCELLED" in str(error.code()):
+        return gone(details)
+    return of_triton(details)
+
+
+def _fetch(url: str) -> bytes:
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=HEALTH_SECONDS) as answer:
+            return bytes(answer.read(32 * 2**20))
+    except OSError:
+        return b""

@@ -1,0 +1,243 @@
+"""The front as a whole: what all requests share, and one request from its body to its response."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from launcher.openai_front.answers import Answers
+from launcher.openai_front.backend import Triton
+from launcher.openai_front.chat import ChatAnswer
+from launcher.openai_front.completions import CompletionAnswer, prompts_of
+from launcher.openai_front.deployment import Deployment
+from launcher.openai_front.errors import ApiError
+from launcher.openai_front.job import Prompt
+from launcher.openai_front.limits import InFlight, Keys, read_body, request_id_of
+from launcher.openai_front.log_probs import LogProbs
+from launcher.openai_front.messages import require_answers, template_messages
+from launcher.openai_front.metrics import Figures
+from launcher.openai_front.parameters import job_of, names_model, refuse_completion, refuse_not_served, stream_usage
+from launcher.openai_front.prompts import Prompts
+from launcher.openai_front.request_log import RequestLog
+from launcher.openai_front.schema import ChatRequest, CompletionRequest, Generation, parsed
+from launcher.openai_front.settings import FrontSettings
+from launcher.openai_front.sse import ClientGone, EventStream, until_gone
+from launcher.openai_front.tool_plan import plan_of
+from launcher.openai_front.tools.choose import format_of
+
+
+class Answer(Protocol):
+    """The answers to a request, as one object or as a stream of chunks."""
+
+    async def whole(self) -> dict[str, Any]: ...
+
+    def stream(self, *, usage: bool) -> AsyncIterator[dict[str, Any]]: ...
+
+
+@dataclass
+class Asked:
+    """One request for answers, as far as its end and its line in the log need it."""
+
+    route: str
+    identifier: str
+    started: float
+    user: str | None = None
+    stream: bool = False
+    usage: bool = False
+    answers: Answers | None = None
+
+
+class Front:
+    """What the routes share.
+
+    Raises:
+        ForgeError: TF-OAI-022 (keys), TF-OAI-026 (format of calls), TF-RUN-090 (tokenizer).
+    """
+
+    def __init__(self, deployment: Deployment, triton: Triton, settings: FrontSettings) -> None:
+        self.deployment = deployment
+        self.triton = triton
+        self.settings = settings
+        self.keys = Keys.read(settings.keys)
+        self.flight = InFlight(settings.in_flight)
+        self.prompts = Prompts(deployment)
+        self.format = format_of(self.prompts.template, settings.tool_parser)
+        self.figures = Figures(deployment.name)
+        self.log = RequestLog(settings.log)
+
+    async def open(self) -> None:
+        self.triton.open()
+        self.prompts.prepare()
+
+    async def close(self) -> None:
+        await self.triton.close()
+        self.prompts.close()
+        self.log.close()
+
+    async def ready(self) -> bool:
+        """Whether requests are taken, here and behind."""
+        return not self.flight.draining and await self.triton.ready()
+
+    def require_model(self, name: str) -> None:
+        """Refuse another model's name.
+
+        Raises:
+            ApiError: ``TF-OAI-007``.
+        """
+        known = names_model(self.deployment)
+        if name not in known:
+            raise ApiError(
+                404, "TF-OAI-007", f"there is no model {name[:100]} here; it is called {known[0]}", param="model"
+            )
+
+    async def answer(self, request: Request, route: str) -> Any:
+        """The response to a request for answers, of a chat or of a completion."""
+        asked = Asked(route, _identifier(route), time.monotonic())
+        self.flight.enter()
+        handed = False
+        try:
+            asked.identifier = request_id_of(request) or asked.identifier
+            body = await read_body(request, self.settings.body_bytes)
+            self.figures.running(self.flight.now)
+            answer = await until_gone(request.receive, self._prepared(asked, body))
+            headers = {"x-request-id": asked.identifier}
+            if asked.stream:
+                chunks = answer.stream(usage=asked.usage)
+                first = await until_gone(request.receive, _first(chunks))
+                self.figures.began(time.monotonic() - asked.started)
+                handed = True
+                return EventStream(
+                    first, chunks, headers, on_event=lambda: None, on_end=lambda fault: self._end(asked, 200, fault)
+                )
+            value = await until_gone(request.receive, answer.whole())
+            await self._end(asked, 200, None)
+            handed = True
+            from pydantic_core import to_json
+
+            return Response(to_json(value), media_type="application/json", headers=headers)
+        except ApiError as error:
+            handed = True
+            error.headers.setdefault("x-request-id", asked.identifier)
+            await self._end(asked, error.status, error)
+            raise
+        except ClientGone as error:
+            handed = True
+            await self._end(asked, 499, error)
+            return Response(status_code=499)
+        finally:
+            if not handed:
+                await self._end(asked, 500, None)
+
+    async def _prepared(self, asked: Asked, body: bytes) -> Answer:
+        if asked.route == "chat":
+            return await self._chat(asked, parsed(ChatRequest, body))
+        return await self._completion(asked, parsed(CompletionRequest, body))
+
+    async def _chat(self, asked: Asked, request: ChatRequest) -> ChatAnswer:
+        self._common(asked, request)
+        asked.user = request.safety_identifier or request.user
+        refuse_not_served(request)
+        plan = plan_of(request, self.prompts.template, self.format)
+        messages = template_messages(request.messages)
+        require_answers(request.messages)
+        prompt = await self.prompts.chat(messages, plan.tools, request.chat_template_kwargs or {})
+        job = self._job(request, [prompt], plan.guide)
+        asked.answers = Answers(self.triton, job, [prompt], asked.identifier, await self._words(job.bias))
+        return ChatAnswer(
+            asked.answers,
+            plan,
+            n=job.n,
+            identifier=asked.identifier,
+            model=self.deployment.name,
+            fingerprint=self.deployment.fingerprint,
+            tokenizer=self.prompts.tokenizer,
+            log_probs=job.log_probs,
+        )
+
+    async def _completion(self, asked: Asked, request: CompletionRequest) -> CompletionAnswer:
+        self._common(asked, request)
+        refuse_completion(request, request.n or 1)
+        prompts = await prompts_of(request, self.prompts)
+        job = self._job(request, prompts, None)
+        asked.answers = Answers(self.triton, job, prompts, asked.identifier, await self._words(job.bias))
+        number = job.n * len(prompts)
+        return CompletionAnswer(
+            asked.answers,
+            n=job.n,
+            echoes=[prompt.shown if request.echo else "" for prompt in prompts],
+            identifier=asked.identifier,
+            model=self.deployment.name,
+            fingerprint=self.deployment.fingerprint,
+            log_probs=[LogProbs(self.prompts.tokenizer) for _ in range(number)] if job.log_probs else [],
+        )
+
+    def _common(self, asked: Asked, request: Generation) -> None:
+        self.require_model(request.model)
+        asked.user, asked.stream = request.user, bool(request.stream)
+        asked.usage = stream_usage(request)
+
+    def _job(self, request: Generation, prompts: list[Prompt], guide: Any) -> Any:
+        deployment, longest = self.deployment, max(len(prompt.tokens) for prompt in prompts)
+        limit = min(deployment.max_input_len, deployment.max_seq_len - 1)
+        if longest > limit:
+            raise ApiError(
+                400,
+                "TF-OAI-012",
+                f"the prompt has {longest} tokens, and this model takes at most {limit} of a context of "
+                f"{deployment.max_seq_len}; shorten it by {longest - limit} tokens or more",
+                param="messages" if isinstance(request, ChatRequest) else "prompt",
+            )
+        timeout = self.settings.timeout
+        return job_of(
+            request,
+            deployment,
+            room=deployment.max_seq_len - longest,
+            bound=self.settings.answer_tokens,
+            timeout_ms=None if timeout is None else max(1, int(timeout * 1000)),
+            guide=guide,
+        )
+
+    async def _words(self, bias: Any) -> dict[str, float]:
+        return await self.prompts.words(bias) if "bias_words" in self.deployment.names.inputs else {}
+
+    async def _end(self, asked: Asked, status: int, fault: BaseException | None) -> None:
+        """A request is over: it is counted out, and its line is written."""
+        self.flight.leave()
+        self.figures.running(self.flight.now)
+        seconds = time.monotonic() - asked.started
+        code = fault.code if isinstance(fault, ApiError) else None
+        if isinstance(fault, ClientGone):
+            status = 499
+            self.figures.left()
+        usage = asked.answers.usage if asked.answers is not None else None
+        if usage is not None and (status in (200, 499)):
+            self.figures.used(usage)
+        self.figures.answered(asked.route, status, code, seconds)
+        self.log.write(
+            id=asked.identifier,
+            route=asked.route,
+            status=status,
+            code=code,
+            seconds=round(seconds, 4),
+            stream=asked.stream,
+            user=asked.user,
+            prompt_tokens=usage.prompt if usage else None,
+            completion_tokens=usage.completion if usage else None,
+        )
+
+
+def _identifier(route: str) -> str:
+    return f"{'chatcmpl' if route == 'chat' else 'cmpl'}-{secrets.token_hex(16)}"
+
+
+async def _first(chunks: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    """The first chunk: what the model refuses, it refuses before it."""
+    async for chunk in chunks:
+        return chunk
+    raise ApiError(502, "TF-OAI-028", "the server behind ended a stream before it began; ask it again")
