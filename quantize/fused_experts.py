@@ -10,6 +10,7 @@ modelopt/torch/quantization/plugins/huggingface.py of the pinned releases.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,8 @@ class _Forward:
     """The experts' computation with an operation in front of each product; each expert has the tokens sent to it."""
 
     def __init__(self, experts: Any, operations: Mapping[tuple[int, str], InputOperation]) -> None:
-        self._experts, self._operations = experts, operations
+        # the module holds this: a reference back would keep its weights until the collector comes
+        self._experts, self._operations = weakref.ref(experts), operations
 
     def __call__(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -107,7 +109,8 @@ class _Forward:
         import torch
         from torch.nn.functional import linear
 
-        experts, output = self._experts, torch.zeros_like(hidden_states)
+        experts: Any = self._experts()
+        output = torch.zeros_like(hidden_states)
         for place in range(len(experts.down_proj)):
             token, choice = torch.where(top_k_index == place)
             if not len(token):

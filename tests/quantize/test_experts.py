@@ -169,6 +169,45 @@ def test_every_format_of_experts_is_exported_and_read(source: Path, tmp_path: Pa
     assert 0 < (found - plain).norm() < 0.5 * plain.norm()
 
 
+def test_hooked_experts_go_with_their_layer(source: Path, tmp_path: Path) -> None:
+    """No cycle of references: with one layer in memory, its weights must be gone before the next is read."""
+    import gc
+    import weakref
+
+    from quantize.by_layer.reference import LayeredReference
+
+    _quantized(source, tmp_path / "out")
+    reference = LayeredReference(tmp_path / "out")
+    gc.disable()
+    try:
+        layer = reference.layer(0)
+        gone = weakref.ref(layer.model.layers[0].mlp.experts)
+        del layer
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("damage", ["has_bias", "is_transposed", "without"])
+def test_experts_that_compute_otherwise_are_refused(source: Path, tmp_path: Path, damage: str) -> None:
+    from quantize.fused_experts import hook_experts
+    from quantize.reference import load_reference_model
+    from trtforge.formats.base import InputOperation
+
+    model = load_reference_model(source).model
+    experts = model.model.layers[1].mlp.experts
+    if damage == "without":
+        del experts.has_gate
+    else:
+        setattr(experts, damage, True)
+    operation = InputOperation(lambda x: x)
+    inputs = {"model.layers.0.mlp.experts.0.up_proj": operation, "model.layers.0.self_attn.q_proj": operation}
+    assert [*hook_experts(model, inputs)] == ["model.layers.0.self_attn.q_proj"], "the other layer is as it should be"
+    with pytest.raises(ForgeError) as error:
+        hook_experts(model, {"model.layers.1.mlp.experts.0.up_proj": operation})
+    assert error.value.code == "TF-QNT-032" and error.value.asked == "model.layers.1.mlp.experts"
+
+
 @pytest.mark.parametrize("loading", ["whole", "by_layer"])
 def test_a_search_quantizes_what_is_no_expert(source: Path, tmp_path: Path, loading: str) -> None:
     keys = {"format": "int4_awq", "group_size": 32, "exclude": ["lm_head", "experts"]}
