@@ -31,6 +31,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.triton_repository", (), ("--quick",)),
     ("benchmarks.guided_speculation", (), ("--quick",)),
     ("benchmarks.speculation_host", (), ("--steps", "60")),
+    ("benchmarks.openai_front", (), ("--quick",)),
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from launcher.openai_front import wire
-from launcher.openai_front.deployment import Deployment
+from launcher.openai_front.deployment import Deployment, differences
 from launcher.openai_front.errors import ApiError, gone, of_triton
 from launcher.openai_front.job import Job, Piece, Prompt
 
@@ -34,6 +34,7 @@ class Triton:
         self.metrics: str | None = None
         self._renamed = deployment.names.clients
         self._client: Any = None
+        self._same = False
 
     def open(self) -> None:
         """Make the connection; it is taken up with the first call."""
@@ -65,11 +66,29 @@ class Triton:
         except InferenceServerException:
             return False
 
-    async def missing(self) -> list[str]:
-        """Tensors of the repository that the live model does not have; it is then another one."""
-        config = (await self._client.get_model_config(self.deployment.model)).config
-        there = {tensor.name for tensor in (*config.input, *config.output)}
-        return sorted({*self.deployment.inputs, *self.deployment.outputs} - there)
+    async def require_same(self) -> None:
+        """Refuse a server whose model is another than the repository's; asked until it once was the same.
+
+        Raises:
+            ApiError: ``TF-OAI-032``; ``TF-OAI-010`` when it does not answer.
+        """
+        from tritonclient.utils import InferenceServerException
+
+        if self._same:
+            return
+        try:
+            answer = await self._client.get_model_config(self.deployment.model, client_timeout=HEALTH_SECONDS)
+        except InferenceServerException as error:
+            raise gone(str(error.message())) from None
+        found = differences(self.deployment, answer.config)
+        if found:
+            raise ApiError(
+                503,
+                "TF-OAI-032",
+                f"the server at {self.address} serves another {self.deployment.model} than the repository that this "
+                f"endpoint read: {'; '.join(found[:3])}; start the endpoint with the bundle that is served",
+            )
+        self._same = True
 
     async def metrics_page(self) -> bytes:
         """Triton's own metrics; empty where its page is not known or does not answer."""

@@ -28,6 +28,7 @@ class Deployment:
         max_seq_len: tokens of prompt and answer together; max_input_len: of the prompt.
         block_size: tokens of a KV block; None: not known.
         batched: the first axis of every tensor is the batch.
+        parameters: of the model's configuration.
         inputs: input tensor → its type (``INT32`` …).
         outputs: names of the output tensors.
         adds_special: the server puts the tokenizer's special tokens around a text.
@@ -44,6 +45,7 @@ class Deployment:
     block_size: int | None
     decoupled: bool
     batched: bool
+    parameters: Mapping[str, str]
     inputs: Mapping[str, str]
     outputs: frozenset[str]
     adds_special: bool
@@ -97,6 +99,7 @@ def read_deployment(repository: Path, *, name: str | None = None, bundle: Path |
         name=name or fallback,
         decoupled=config.model_transaction_policy.decoupled,
         batched=config.max_batch_size > 0,
+        parameters=_parameters(config),
         inputs={tensor.name: _type(tensor) for tensor in config.input},
         outputs=frozenset(tensor.name for tensor in config.output),
         created=int((repository / found["model"] / "config.pbtxt").stat().st_mtime),
@@ -107,6 +110,19 @@ def read_deployment(repository: Path, *, name: str | None = None, bundle: Path |
     if missing:
         raise _unknown(repository, f"{found['model']} has no output {', '.join(missing)}, which every answer needs")
     return deployment
+
+
+def differences(deployment: Deployment, config: Any) -> list[str]:
+    """What a live model's ``ModelConfig`` has otherwise than the repository that was read; it is then another model."""
+    there = {tensor.name: _type(tensor) for tensor in config.input}
+    outputs = {tensor.name for tensor in config.output}
+    parameters = _parameters(config)
+    names = there.keys() ^ deployment.inputs.keys() | outputs ^ deployment.outputs
+    found = [f"tensor {name}" for name in sorted(names)]
+    for name in sorted({*parameters, *deployment.parameters}):
+        if parameters.get(name) != deployment.parameters.get(name):
+            found.append(f"{name}: {parameters.get(name)!r} there, {deployment.parameters.get(name)!r} here")
+    return found
 
 
 def _unknown(repository: Path, why: str) -> ForgeError:

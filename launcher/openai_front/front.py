@@ -82,7 +82,13 @@ class Front:
 
     async def ready(self) -> bool:
         """Whether requests are taken, here and behind."""
-        return not self.flight.draining and await self.triton.ready()
+        if self.flight.draining or not await self.triton.ready():
+            return False
+        try:
+            await self.triton.require_same()
+        except ApiError:
+            return False
+        return True
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name.
@@ -135,6 +141,7 @@ class Front:
                 await self._end(asked, 500, None)
 
     async def _prepared(self, asked: Asked, body: bytes) -> Answer:
+        await self.triton.require_same()
         if asked.route == "chat":
             return await self._chat(asked, parsed(ChatRequest, body))
         return await self._completion(asked, parsed(CompletionRequest, body))

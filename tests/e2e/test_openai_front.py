@@ -385,6 +385,20 @@ def test_a_head_without_an_end_is_given_up(front: FrontServer) -> None:
     assert sent < 64 * 2**20
 
 
+def test_pieces_are_sent_at_once(front: FrontServer) -> None:
+    """Without TCP_NODELAY a piece waits for the acknowledgement of the one before it: 40 ms in every stream."""
+    host, port = front.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(4096)
+        [accepted] = [
+            one.transport.get_extra_info("socket")
+            for one in front._server.server_state.connections
+            if one.transport.get_extra_info("peername")[1] == connection.getsockname()[1]
+        ]
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_keys_let_clients_in(bundle: Path, server: TritonServer, tmp_path: Path) -> None:
     keys, log = tmp_path / "keys", tmp_path / "log.jsonl"
     keys.write_text(f"# of the team\nanother-key-of-some-length\n{KEY}\n")
@@ -518,6 +532,19 @@ def test_a_server_that_is_gone_is_503_and_comes_back(bundle: Path, tmp_path: Pat
         with TritonServer(bundle / "repository", log_path=tmp_path / "second.log", **ports):
             until(lambda: raw(front, "/health")[0] == 200)
             assert chat(client).usage.completion_tokens == 12
+
+
+def test_a_server_of_another_model_is_told(bundle: Path, server: TritonServer, tmp_path: Path) -> None:
+    """Its tokens would mean something else, and nothing would say so."""
+    shutil.copytree(bundle, tmp_path / "other")
+    path = tmp_path / "other" / "repository" / "tiny" / "config.pbtxt"
+    path.write_text(path.read_text().replace('"1024"', '"2048"'))
+    with fronted(tmp_path / "other", server) as front:
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat(client_of(front))
+        assert (caught.value.status_code, caught.value.code) == (503, "TF-OAI-032")
+        assert "max_seq_len: '1024' there, '2048' here" in str(caught.value.body)
+        assert raw(front, "/health")[0] == 503 and raw(front, "/health/live")[0] == 200
 
 
 def test_serve_and_openai_are_commands(bundle: Path, tmp_path: Path) -> None:

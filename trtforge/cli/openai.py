@@ -56,8 +56,16 @@ def settings_of(
     from launcher.openai_front.settings import FrontSettings
 
     if port is None:
-        others = {"--openai-keys": keys, "--openai-model": name, "--openai-log": log, "--tool-parser": tool_parser}
-        given = [option for option, value in others.items() if value is not None]
+        others = {
+            "--openai-keys": keys is not None,
+            "--openai-model": name is not None,
+            "--openai-log": log is not None,
+            "--openai-timeout": timeout is not None,
+            "--openai-in-flight": in_flight != IN_FLIGHT,
+            "--openai-max-tokens": answer_tokens != MAX_TOKENS,
+            "--tool-parser": tool_parser is not None,
+        }
+        given = [option for option, there in others.items() if there]
         if given:
             raise ForgeError(
                 "TF-OAI-030",

@@ -37,6 +37,7 @@ def deployment(layout: Layout = NATIVE, tokenizer: Path = Path(), **changes: Any
         block_size=16,
         decoupled=True,
         batched=layout is not LLM_API,
+        parameters={},
         inputs={row.name: row.dtype.replace("STRING", "BYTES") for row in inputs},
         outputs=frozenset(row.name for row in outputs),
         adds_special=True,
