@@ -150,7 +150,7 @@ class Front:
         self._common(asked, request)
         asked.user = request.safety_identifier or request.user
         refuse_not_served(request)
-        plan = plan_of(request, self.prompts.template, self.format)
+        plan = plan_of(request, self.prompts.template, self.format, lark=self.deployment.names.lark)
         messages = template_messages(request.messages)
         require_answers(request.messages)
         prompt = await self.prompts.chat(messages, plan.tools, request.chat_template_kwargs or {})

@@ -24,9 +24,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Guide:
-    """The JSON schema that an answer is held to."""
+    """What an answer is held to: a JSON schema, or a grammar in Lark."""
 
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    grammar: str = ""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class LayoutNames:
         greedy: what makes an answer greedy; where nothing does, ``temperature`` 0 does.
         draws_seed: the engine draws a seed itself; elsewhere every answer without one has the same.
         schema: members that every schema gets, for the library that reads it.
+        lark: grammars in Lark are read.
     """
 
     layout: Layout
@@ -63,6 +64,7 @@ class LayoutNames:
     greedy: Mapping[str, int] = field(default_factory=dict)
     draws_seed: bool = False
     schema: Mapping[str, Any] = field(default_factory=dict)
+    lark: bool = False
 
     @property
     def clients(self) -> dict[str, str]:
@@ -98,6 +100,7 @@ NAMES: tuple[LayoutNames, ...] = (
         switches={"log_probs": "return_log_probs", "cached_blocks": "return_perf_metrics"},
         draws_seed=True,
         schema=_COMPACT,
+        lark=True,
     ),
     LayoutNames(
         INFLIGHT_BATCHER,

@@ -36,12 +36,13 @@ class ToolPlan:
     named: bool = False
 
 
-def plan_of(request: ChatRequest, template: str, form: Format | None) -> ToolPlan:
+def plan_of(request: ChatRequest, template: str, form: Format | None, *, lark: bool = True) -> ToolPlan:
     """The plan of a chat.
 
     Args:
         template: the model's chat template.
         form: the format of its calls; None: not known.
+        lark: the server takes grammars in Lark.
 
     Raises:
         ApiError: ``TF-OAI-002``, ``TF-OAI-003``, ``TF-OAI-015``, ``TF-OAI-016``.
@@ -63,7 +64,7 @@ def plan_of(request: ChatRequest, template: str, form: Format | None) -> ToolPla
     one = request.parallel_tool_calls is False
     names = [function.name for function in functions]
     if choice in (None, "auto"):
-        return _freely(functions, form, tools, names, answer, one)
+        return _freely(functions, form, tools, answer, one, lark)
     if answer is not None:
         raise bad_value("response_format", "the answer cannot be a call that is required and JSON of its own")
     wanted = functions
@@ -86,26 +87,30 @@ def _freely(
     functions: list[Function],
     form: Format | None,
     tools: list[dict[str, Any]],
-    names: list[str],
     answer: Guide | None,
     one: bool,
+    lark: bool,
 ) -> ToolPlan:
-    """The model decides: its answer is read by its format, and held to nothing."""
+    """The model decides: its answer is read by its format, and its calls held to the schemas of strict tools."""
     if form is None:
         raise _no_place(
             "the model's chat template does not tell how it calls tools; serve it with --tool-parser, or "
             'send tool_choice: "required"'
         )
-    strict = [function.name for function in functions if function.strict]
-    if strict:
-        raise not_offered(
-            "tools.function.strict",
-            f"while the model may answer in words, nothing holds a call of {strict[0]} to its schema",
-            'leave strict out, or send tool_choice: "required"',
-        )
     if answer is not None:
         raise bad_value("response_format", "an answer that is held to JSON cannot call tools; tool_choice: none")
-    return ToolPlan(tools=tools, parser=lambda: form.parser(form.numbering(names)), one=one)
+    guide = None
+    strict = [function.name for function in functions if function.strict]
+    if strict:
+        if form.grammar is None or not lark:
+            raise not_offered(
+                "tools.function.strict",
+                f"while the model may answer in words, nothing holds a call of {strict[0]} to its schema here",
+                'leave strict out, or send tool_choice: "required"',
+            )
+        guide = Guide(grammar=form.grammar(functions, one))
+    names = [function.name for function in functions]
+    return ToolPlan(tools=tools, guide=guide, parser=lambda: form.parser(form.numbering(names)), one=one)
 
 
 def _functions(request: ChatRequest) -> list[Function]:

@@ -55,7 +55,9 @@ def tensors(deployment: Deployment, job: Job, prompt: Prompt, bias_words: Mappin
     if job.stop:
         values["stop"] = list(job.stop)
     if job.guide is not None:
-        values |= {"guide_type": "json_schema", "guide": json.dumps({**names.schema, **job.guide.schema})}
+        schema = json.dumps({**names.schema, **job.guide.schema})
+        kind, text = ("ebnf_grammar", job.guide.grammar) if job.guide.grammar else ("json_schema", schema)
+        values |= {"guide_type": kind, "guide": text}
     values |= _bias(deployment, job, bias_words)
     found = {}
     for field, value in values.items():

@@ -292,6 +292,13 @@ def test_required_calls_of_each_format(bundle: Path, server: TritonServer, parse
             assert told[0].function.name == call.function.name and told[0].id
             if choice == named:
                 assert len(told) > 3, "arguments come as they are written"
+        strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+        if parser in ("hermes", "llama3"):
+            [held] = chat(client, tools=[strict], max_tokens=8, seed=1).choices
+            assert held.message.content or held.message.tool_calls
+        else:
+            with pytest.raises(openai.BadRequestError, match="strict"):
+                chat(client, tools=[strict])
         # what the model says freely is read by its format, and is words here
         [free] = chat(client, tools=[WEATHER], max_tokens=8, temperature=0).choices
         assert free.message.tool_calls is None and free.finish_reason == "length"

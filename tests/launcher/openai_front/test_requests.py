@@ -17,7 +17,7 @@ from tests.launcher.openai_front.support import deployment
 from trtforge.targets.layouts import INFLIGHT_BATCHER, LLM_API
 
 HELLO = [{"role": "user", "content": "hello"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TEMPLATE = "{{ tools }} <tool_call>"
 
 
@@ -246,13 +246,21 @@ def test_tools_are_offered_left_out_or_required() -> None:
         ({"tools": [TOOL], "response_format": OBJECT}, TEMPLATE, HERMES, "TF-OAI-003", "response_format"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            TEMPLATE, HERMES, "TF-OAI-002", "tools.function.strict",
+            TEMPLATE, FORMATS["pythonic"], "TF-OAI-002", "tools.function.strict",
         ),
         ({"response_format": {"type": "json_schema"}}, "", None, "TF-OAI-003", "response_format.json_schema"),
     ],
 )  # fmt: skip
 def test_tools_that_cannot_be_offered(values: Any, template: str, form: Any, code: str, param: str) -> None:
     refused(code, param, plan_of, chat(**values), template, form)
+
+
+def test_strict_tools_hold_calls_to_their_schemas_while_the_model_chooses() -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    plan = plan_of(chat(tools=[strict]), TEMPLATE, HERMES)
+    assert plan.guide is not None and "%json" in plan.guide.grammar and plan.parser is not None
+    assert job(chat(), guide=plan.guide).guide.grammar
+    refused("TF-OAI-002", "tools.function.strict", plan_of, chat(tools=[strict]), TEMPLATE, HERMES, lark=False)
 
 
 def test_formats_of_an_answer() -> None:
