@@ -84,7 +84,11 @@ def build_app(front: Front) -> Starlette:
 
 
 def _let_in(front: Front, request: Request) -> None:
-    front.keys.require(request.headers.get("authorization"))
+    try:
+        front.keys.require(request.headers.get("authorization"))
+    except ApiError as error:
+        front.turned_away(request.url.path, error)
+        raise
 
 
 def _model(front: Front) -> dict[str, Any]:

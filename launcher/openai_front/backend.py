@@ -115,12 +115,20 @@ class Triton:
         }
         reader = wire.Reader(deployment, job)
         pieces = self._streamed(asked, reader) if deployment.decoupled else self._whole(asked, reader)
-        open_answers = job.n
+        running = set(range(job.n))
+        if job.timeout_ms is not None and not deployment.takes("timeout_ms"):
+            pieces = _until(pieces, job.timeout_ms / 1000)
         async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                yield piece
-                open_answers -= bool(piece.finish)
-        if open_answers > 0:
+            try:
+                async for piece in pieces:
+                    if piece.finish:
+                        running.discard(piece.index)
+                    yield piece
+            except TimeoutError:
+                for index in sorted(running):
+                    yield Piece(index, finish="timeout")
+                return
+        if running:
             raise ApiError(502, "TF-OAI-028", "the server behind ended an answer without saying why; ask it again")
 
     async def _streamed(self, asked: dict[str, Any], reader: wire.Reader) -> AsyncGenerator[Piece, None]:
@@ -156,6 +164,20 @@ class Triton:
             raise of_triton(str(error.message()), self._renamed) from None
         piece = reader.piece(result.get_response())
         if piece is not None:
+            yield piece
+
+
+async def _until(pieces: AsyncGenerator[Piece, None], seconds: float) -> AsyncGenerator[Piece, None]:
+    """The pieces that come before a deadline, which the engine does not keep; then ``TimeoutError``."""
+    end = asyncio.get_running_loop().time() + seconds
+    async with contextlib.aclosing(pieces):
+        while True:
+            # around the waiting alone: a timeout that is open at a yield would end whatever its reader does then
+            async with asyncio.timeout_at(end):
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
             yield piece
 
 

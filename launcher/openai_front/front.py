@@ -102,6 +102,11 @@ class Front:
                 404, "TF-OAI-007", f"there is no model {name[:100]} here; it is called {known[0]}", param="model"
             )
 
+    def turned_away(self, path: str, error: ApiError) -> None:
+        """A client without a key is counted, and has its line in the log."""
+        self.figures.answered("keys", error.status, error.code, 0.0)
+        self.log.write(route=path[:200], status=error.status, code=error.code)
+
     async def answer(self, request: Request, route: str) -> Any:
         """The response to a request for answers, of a chat or of a completion."""
         asked = Asked(route, _identifier(route), time.monotonic())

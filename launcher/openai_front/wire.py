@@ -37,7 +37,10 @@ def tensors(deployment: Deployment, job: Job, prompt: Prompt, bias_words: Mappin
         ApiError: ``TF-OAI-002`` for what the layout has no input for.
     """
     names = deployment.names
-    values: dict[str, Any] = {"max_tokens": job.max_tokens, "stream": job.stream}
+    # where the engine keeps no deadline, an answer that is cut has what came until then
+    kept = job.timeout_ms is None or deployment.takes("timeout_ms")
+    stream = job.stream or (not kept and deployment.decoupled)
+    values: dict[str, Any] = {"max_tokens": job.max_tokens, "stream": stream}
     values |= {"tokens": prompt.tokens} if names.takes_tokens else {"text": prompt.text}
     if "without_prompt" in names.inputs:
         values["without_prompt"] = True

@@ -418,8 +418,10 @@ def test_keys_let_clients_in(bundle: Path, server: TritonServer, tmp_path: Path)
         assert raw(front, "/health")[0] == 200
         assert chat(client_of(front, KEY), user="u-17").usage.completion_tokens == 12
         assert client_of(front, KEY).models.list().data[0].id == "tiny"
+        assert raw_page(front, KEY)["trtforge_openai_refusals_total"] == 5
     text = log.read_text()
-    [line] = map(json.loads, text.splitlines())
+    *refused, line = map(json.loads, text.splitlines())
+    assert [entry["status"] for entry in refused] == [401] * 5
     assert (line["user"], line["status"], line["completion_tokens"]) == ("u-17", 200, 12)
     assert KEY not in text and PROMPT not in text
 
@@ -437,16 +439,63 @@ def test_more_than_run_at_once_are_sent_away(bundle: Path, server: TritonServer)
         assert chat(client).usage.completion_tokens == 12
 
 
-def raw_page(front: FrontServer) -> dict[str, float]:
+def raw_page(front: FrontServer, key: str = "none") -> dict[str, float]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"http://{front.address}/metrics", timeout=10) as answer:
+    request = urllib.request.Request(f"http://{front.address}/metrics", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
         text = answer.read().decode()
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
+
+
+def test_a_full_queue_of_the_engine_is_429(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "bundle")
+    model = tmp_path / "bundle" / "repository" / "tiny" / "1" / "model.py"
+    model.write_text(
+        model.read_text()
+        + """
+from runtime import errors
+
+submit = AsyncEngine.submit_all
+
+def full(self, pairs):
+    if any(request.params.max_tokens == 77 for request, _ in pairs):
+        raise errors.queue_full(4096, 4096)
+    return submit(self, pairs)
+
+AsyncEngine.submit_all = full
+"""
+    )
+    log = tmp_path / "server.log"
+    with TritonServer(tmp_path / "bundle" / "repository", log_path=log) as server, fronted(bundle, server) as front:
+        for stream in (False, True):
+            with pytest.raises(openai.RateLimitError) as caught:
+                chat(client_of(front), max_tokens=77, stream=stream)
+            assert caught.value.code == "TF-RUN-056" and int(caught.value.response.headers["retry-after"]) >= 1
+        assert chat(client_of(front)).usage.completion_tokens == 12
+
+
+def test_a_model_that_does_not_stream_answers_whole(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle / "engine", tmp_path / "engine")
+    emit(tmp_path / "engine", tmp_path / "repository", name="tiny", decoupled=False)
+    log = tmp_path / "server.log"
+    with TritonServer(tmp_path / "repository", log_path=log) as server, fronted(tmp_path, server) as front:
+        client = client_of(front)
+        answer = chat(client, n=2, seed=3)
+        assert len({choice.message.content for choice in answer.choices}) == 2
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (24, "length")
+        for values, code in (({"stream": True}, "TF-OAI-027"), ({"logit_bias": {"5000": 1}}, "TF-RUN-054")):
+            with pytest.raises(openai.BadRequestError) as caught:
+                chat(client, **values)
+            assert caught.value.code == code
+        server.kill()
+        with pytest.raises(openai.InternalServerError) as gone:
+            chat(client)
+        assert (gone.value.status_code, gone.value.code) == (503, "TF-OAI-010")
 
 
 @pytest.mark.parametrize("stream", [False, True])

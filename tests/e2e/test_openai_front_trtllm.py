@@ -199,6 +199,19 @@ def test_a_schema_and_a_required_call_reach_the_llm_api(api: tuple[Path, TritonS
         assert (caught.value.code, caught.value.param) == ("TF-OAI-002", "logit_bias")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_the_layout_does_not_know_is_the_front_s(
+    inflight: tuple[Path, TritonServer], stream: bool
+) -> None:
+    """The stand-in writes some thousand tokens a second, and these are more than it has time for."""
+    with fronted(inflight, timeout=0.02) as (_, client):
+        answer = chat(client, "tensorrt_llm_bls", "words " * 20, max_tokens=450, stream=stream)
+        choices = [answer.choices[0]] if not stream else [chunk.choices[0] for chunk in answer if chunk.choices]
+        assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("length", "timeout")
+    with fronted(inflight, timeout=60) as (_, client):
+        assert chat(client, "tensorrt_llm_bls", "abc", max_tokens=3).choices[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize("parser", SAYS)
 @pytest.mark.parametrize("where", ["api", "inflight"])
 def test_calls_that_a_model_decides_on(request: pytest.FixtureRequest, where: str, parser: str) -> None:

@@ -175,3 +175,25 @@ def test_bytes_of_a_sentencepiece_token() -> None:
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = EngineTokenizer(backend)
     assert [tokenizer.token_bytes(token) for token in range(3)] == [b" a", b"\xc3", b"b"]
+
+
+def test_a_deadline_withdraws_what_still_runs() -> None:
+    from launcher.openai_front.backend import _until
+
+    closed: list[bool] = []
+
+    async def slow() -> Any:
+        try:
+            yield Piece(0, "a")
+            await asyncio.sleep(60)
+        finally:
+            closed.append(True)
+
+    async def read() -> list[str]:
+        found = []
+        with pytest.raises(TimeoutError):
+            async for piece in _until(slow(), 0.01):
+                found.append(piece.text)
+        return found
+
+    assert run(read()) == ["a"] and closed == [True]
