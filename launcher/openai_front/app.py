@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from launcher.openai_front.errors import ApiError
+from launcher.openai_front.errors import ApiError, told
 from launcher.openai_front.front import Front
 
 log = logging.getLogger("trtforge.openai")
@@ -33,19 +33,19 @@ def build_app(front: Front) -> Starlette:
             await front.close()
 
     async def chat(request: Request) -> Any:
-        _let_in(front, request)
+        _let_in(front, request, "chat")
         return await front.answer(request, "chat")
 
     async def completions(request: Request) -> Any:
-        _let_in(front, request)
+        _let_in(front, request, "completions")
         return await front.answer(request, "completions")
 
     async def models(request: Request) -> Response:
-        _let_in(front, request)
+        _let_in(front, request, "models")
         return _json({"object": "list", "data": [_model(front)]})
 
     async def model(request: Request) -> Response:
-        _let_in(front, request)
+        _let_in(front, request, "models")
         front.require_model(request.path_params["name"])
         return _json(_model(front))
 
@@ -60,7 +60,7 @@ def build_app(front: Front) -> Starlette:
         return _json({"live": live}, 200 if live else 503)
 
     async def metrics(request: Request) -> Response:
-        _let_in(front, request)
+        _let_in(front, request, "metrics")
         own = front.figures.page()
         behind = await front.triton.metrics_page()
         return Response(behind.rstrip(b"\n") + b"\n" + own if behind else own, media_type=_PAGE)
@@ -83,11 +83,11 @@ def build_app(front: Front) -> Starlette:
     return app
 
 
-def _let_in(front: Front, request: Request) -> None:
+def _let_in(front: Front, request: Request, route: str) -> None:
     try:
         front.keys.require(request.headers.get("authorization"))
     except ApiError as error:
-        front.turned_away(request.url.path, error)
+        front.turned_away(route, error)
         raise
 
 
@@ -116,16 +116,15 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = "POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and /metrics"
-    told = ApiError(
+    unknown = ApiError(
         error.status_code,
         "TF-OAI-021",
         f"{request.method} {request.url.path[:200]} is not served here; there are {known}",
         headers=dict(error.headers or {}),
     )
-    return await _refused(request, told)
+    return await _refused(request, unknown)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
-    told = ApiError(500, "TF-OAI-020", f"the endpoint failed: {type(error).__name__}; its log has more")
-    return await _refused(request, told)
+    return await _refused(request, told(error))

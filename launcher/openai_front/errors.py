@@ -133,6 +133,13 @@ def gone(why: str) -> ApiError:
     return ApiError(503, "TF-OAI-010", f"the server behind is not ready: {why[:300]}; send the request again later")
 
 
+def told(error: Exception) -> ApiError:
+    """What a client is told of any error: our own in its words, others by their kind alone."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(500, "TF-OAI-020", f"the endpoint failed: {type(error).__name__}; its log has more")
+
+
 def not_offered(name: str, why: str, remedy: str = "") -> ApiError:
     """A parameter that OpenAI has and this server has not."""
     way = remedy or f"leave {name} out"

@@ -102,15 +102,19 @@ class Front:
                 404, "TF-OAI-007", f"there is no model {name[:100]} here; it is called {known[0]}", param="model"
             )
 
-    def turned_away(self, path: str, error: ApiError) -> None:
-        """A client without a key is counted, and has its line in the log."""
-        self.figures.answered("keys", error.status, error.code, 0.0)
-        self.log.write(route=path[:200], status=error.status, code=error.code)
+    def turned_away(self, route: str, error: ApiError) -> None:
+        """A client that is not let in is counted, and has its line in the log."""
+        self.figures.answered(route, error.status, error.code, 0.0)
+        self.log.write(route=route, status=error.status, code=error.code)
 
     async def answer(self, request: Request, route: str) -> Any:
         """The response to a request for answers, of a chat or of a completion."""
         asked = Asked(route, _identifier(route), time.monotonic())
-        self.flight.enter()
+        try:
+            self.flight.enter()
+        except ApiError as error:
+            self.turned_away(route, error)
+            raise
         handed = False
         try:
             asked.identifier = request_id_of(request) or asked.identifier
@@ -123,9 +127,7 @@ class Front:
                 first = await until_gone(request.receive, _first(chunks))
                 self.figures.began(time.monotonic() - asked.started)
                 handed = True
-                return EventStream(
-                    first, chunks, headers, on_event=lambda: None, on_end=lambda fault: self._end(asked, 200, fault)
-                )
+                return EventStream(first, chunks, headers, on_end=lambda fault: self._end(asked, 200, fault))
             value = await until_gone(request.receive, answer.whole())
             await self._end(asked, 200, None)
             handed = True

@@ -40,7 +40,7 @@ class FrontServer:
         self._triton = Triton(deployment)
         self._front = Front(deployment, self._triton, settings)
         self.model = deployment.name
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrong is theirs to be told
         self._server = uvicorn.Server(
             uvicorn.Config(
                 build_app(self._front),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from launcher.openai_front.errors import ApiError
+from launcher.openai_front.errors import ApiError, told
 
 #: seconds after which a client that takes nothing is taken for gone
 STALL_SECONDS = 60.0
@@ -56,7 +56,6 @@ class EventStream:
     Args:
         first: the first chunk, which was waited for: whatever is wrong with a request shows before it.
         rest: the other chunks; closed with the response.
-        on_event: called with every chunk that was sent.
         on_end: called once at the end with the fault that ended the stream, if one did.
     """
 
@@ -66,12 +65,11 @@ class EventStream:
         rest: AsyncIterator[dict[str, Any]],
         headers: dict[str, str],
         *,
-        on_event: Callable[[], None],
         on_end: Callable[[BaseException | None], Awaitable[None]],
     ) -> None:
         self._first, self._rest = first, rest
         self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", **headers}
-        self._on_event, self._on_end = on_event, on_end
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault: BaseException | None = None
@@ -92,16 +90,16 @@ class EventStream:
     async def _write(self, send: Send) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
-        fault: ApiError | None = None
         await _send(send, _event(self._first))
-        self._on_event()
+        fault: Exception | None = None
+        end = _DONE
         try:
             async for chunk in self._rest:
                 await _send(send, _event(chunk))
-                self._on_event()
-            end = _DONE
-        except ApiError as error:  # too late for a status: the client's library raises what the event says
-            fault, end = error, _event(error.to_json())
+        except ClientGone:
+            raise
+        except Exception as error:  # too late for a status: the client's library raises what the event says
+            fault, end = error, _event(told(error).to_json())
         await send({"type": "http.response.body", "body": end, "more_body": False})
         if fault is not None:
             raise fault

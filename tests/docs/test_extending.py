@@ -18,6 +18,7 @@ BARS = {
     "Add a target": 4,
     "Add a layout": 5,
     "Add a command": 3,
+    "Add a format of tool calls": 3,
 }
 
 

@@ -197,3 +197,31 @@ def test_a_deadline_withdraws_what_still_runs() -> None:
         return found
 
     assert run(read()) == ["a"] and closed == [True]
+
+
+def test_a_fault_within_a_stream_is_its_last_event() -> None:
+    from launcher.openai_front.sse import EventStream
+
+    async def chunks() -> Any:
+        yield {"n": 2}
+        raise ZeroDivisionError("a secret")
+
+    ends: list[BaseException | None] = []
+
+    async def end(fault: BaseException | None) -> None:
+        ends.append(fault)
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def never() -> Any:
+        await asyncio.sleep(60)
+
+    with pytest.raises(ZeroDivisionError):  # for the server's log
+        run(EventStream({"n": 1}, chunks(), {}, on_end=end)({}, never, send))
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert body.startswith(b'data: {"n":1}\n\ndata: {"n":2}\n\ndata: {"error":')
+    assert b"TF-OAI-020" in body and b"secret" not in body and b"[DONE]" not in body
+    assert sent[-1]["more_body"] is False and isinstance(ends[0], ZeroDivisionError)
