@@ -52,7 +52,7 @@ def pinned(*extras: str) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    if words[0] == "--pinned":
+    if words[:1] == ["--pinned"]:
         share, of = map(int, words[1].split("/"))
         print("\n".join(pinned(*words[2:])[share::of]))
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts.requirements import name_of, pinned, requirements
+from scripts.requirements import main, name_of, pinned, requirements
 from tests.support.sources import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,3 +50,8 @@ def test_the_pins_hold_all_that_is_asked_for_and_what_that_needs() -> None:
 def test_the_makefile_compiles_every_package() -> None:
     [line] = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("PACKAGES := ")]
     assert set(line.split()[2:]) == {*PACKAGES, "benchmarks"}
+
+
+def test_without_words_the_list_is_what_every_install_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    assert capsys.readouterr().out.split("\n")[:-1] == requirements()

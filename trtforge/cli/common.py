@@ -318,6 +318,19 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
+def refuse_chosen_formats(overrides: Sequence[str], command: str) -> None:
+    """Refuse a format that ``--set`` asks a command for which chooses the formats itself: ``TF-CLI-063``."""
+    for text in overrides:
+        if text.partition("=")[0].strip() in ("quantize", "quantize.format", "quantize.group_size", "quantize.mixed"):
+            raise ForgeError(
+                "TF-CLI-063",
+                f"--set {text} has no meaning for {command}, which sets formats and group sizes itself",
+                asked=f"--set {text}",
+                why="It would be overruled by each format that is measured.",
+                remedies=["--formats NAME:GROUP,…", "--set quantize.scope=mlp and other keys below quantize"],
+            )
+
+
 def one_of(value: str, known: Sequence[str], *, option: str, code: str) -> str:
     """``value`` when it is known; else a refusal that names the nearest."""
     if value in known:

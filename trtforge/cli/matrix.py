@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,7 +41,7 @@ def matrix(
     from trtforge.pipeline.stages.verdicts import judge
     from trtforge.recipe.load import load_recipe
 
-    _refuse_chosen(overrides or ())
+    common.refuse_chosen_formats(overrides or (), "matrix")
     variants, opened = parse_variants(formats), common.open_store(store)
     base = load_recipe(recipe, [*(overrides or ()), *Variant("none").overrides])
     pipeline, observer = Pipeline(default_stages(), opened), ConsoleObserver(console)
@@ -83,21 +82,6 @@ def matrix(
             console.value(row.variant.name)
     if all(row.increase is None for row in rows):
         raise common.Failed(ExitCode.GATE_FAILED)
-
-
-def _refuse_chosen(overrides: Sequence[str]) -> None:
-    """A format that --set asks for would be overruled by every row."""
-    from trtforge.ground.errors import ForgeError
-
-    for text in overrides:
-        if text.partition("=")[0].strip() in ("quantize", "quantize.format", "quantize.group_size", "quantize.mixed"):
-            raise ForgeError(
-                "TF-CLI-063",
-                f"--set {text} has no meaning for matrix, which sets format and group size row by row",
-                asked=f"--set {text}",
-                why="Every row has one format of its own for all linears.",
-                remedies=["--formats NAME:GROUP", "--set quantize.scope=mlp and other keys below quantize"],
-            )
 
 
 def _cells(row: MatrixRow, size: str) -> list[str]:

@@ -64,6 +64,7 @@ def mix(
     from trtforge.preflight.remedies import line
     from trtforge.recipe.load import load_recipe
 
+    common.refuse_chosen_formats(overrides or (), "quantize mix")
     loaded = load_recipe(recipe, overrides or ())
     options = _options(loaded, bits, formats, include, exclude, tokens)
     # the recipe's own formats are what is chosen here
@@ -135,7 +136,8 @@ def _options(
         )
     rows = [sized_format(text)[0].name for text in texts]
     asked = f"--formats {','.join(whole)}"
-    mixable(rows, asked)
-    mixable_on(loaded.recipe.build.target, rows, asked)
+    if len(texts) > 1:  # one beside none is one format, and linears that are excluded
+        mixable(rows, asked)
+        mixable_on(loaded.recipe.build.target, rows, asked)
     found: Any = {"include": tuple(include)} if include else {}
     return MixingOptions(bits, tuple(whole), exclude=tuple(exclude or ()), tokens=tokens, **found)

@@ -11,6 +11,8 @@ import yaml
 
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.cli.main import invoke
+from trtforge.cli.mix import _options
+from trtforge.recipe.load import load_recipe
 
 
 def _mix(run: Any, recipe: Path, *options: str) -> tuple[int, str, str]:
@@ -66,11 +68,27 @@ def test_chosen_within_the_bits_written_and_quantized(run: Any, tmp_path: Path) 
         (["--bits", "5", "--formats", "fp8,int4_awq:64"], "TF-QNT-017"),
         (["--bits", "5", "--set", "build.target=trtllm-engine"], "TF-QNT-017"),
         (["--bits", "5", "--formats", "fp8,fp9"], "TF-QNT-001"),
+        (["--bits", "5", "--set", "quantize.format=nvfp4"], "TF-CLI-063"),
+        (["--bits", "5", "--set", "quantize.mixed={fp8: [o_proj]}"], "TF-CLI-063"),
     ],
 )
 def test_what_cannot_be_chosen_from_is_refused(run: Any, tmp_path: Path, options: list[str], code: str) -> None:
     status, _, err = _mix(run, write_tiny_recipe(tmp_path, format="fp8", kv_cache="none"), *options)
     assert status == 2 and code in err
+
+
+def test_one_format_beside_none_mixes_nothing(tmp_path: Path) -> None:
+    """What is left unquantized is no other format: searches can be asked, and targets of one algorithm."""
+    recipe = load_recipe(write_tiny_recipe(tmp_path, format="fp8"), ["build.target=trtllm-engine"])
+    assert _options(recipe, 8, "int4_awq,none", None, None, 64).formats == ("int4_awq", "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--include", "--exclude"])
+def test_a_pattern_that_names_no_linear_is_refused(run: Any, tmp_path: Path, option: str) -> None:
+    recipe = write_tiny_recipe(tmp_path, format="fp8", kv_cache="none")
+    status, _, err = _mix(run, recipe, "--bits", "6", option, "down_proj", option, "down_prj")
+    assert status == 2 and "TF-QNT-045" in err and "down_prj" in err
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ will be, and measured as a whole beside each candidate alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtforge.formats.mixing import named_format
 from trtforge.formats.table import UNQUANTIZED
+from trtforge.ground.errors import ForgeError
 from trtforge.models.shape import matches
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import rounded, write_json
@@ -171,6 +172,7 @@ class _Search:
             self.bits[text] = {
                 group.name: 8 * sum(stored_bytes(plan, headers, module) for module in group.modules) for group in groups
             }
+        _require_matches(options, self.groups)
         first = options.formats[:1]
         self.choices = {group.name: options.formats if options.searches(group) else first for group in self.groups}
         self.weights = sum(group.weights for group in self.groups)
@@ -227,6 +229,22 @@ class _Search:
             self._measured |= {(text, name): kl.value for name, kl in measure.each(searched).items()}
         if text not in self.together:
             self.together[text] = measure.together(self.groups)
+
+
+def _require_matches(options: MixingOptions, groups: Sequence[LinearGroup]) -> None:
+    """Refuse a pattern that names nothing: a misspelt one would leave its linears in another format than was asked."""
+    modules = [module for group in groups for module in group.modules]
+    for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
+        for pattern in patterns:
+            if not any(matches(module, pattern) for module in modules):
+                raise ForgeError(
+                    "TF-QNT-045",
+                    f"{option} {pattern} names no linear that the recipe quantizes",
+                    asked=f"{option} {pattern}",
+                    numbers={"linears": len(modules), "example": modules[0]},
+                    why="A misspelt name would leave linears in another format than was asked for.",
+                    remedies=[f"{option} with a kind such as o_proj, or a path such as model.layers.0.*"],
+                )
 
 
 def uniform(recipe: Recipe, text: str) -> Recipe:

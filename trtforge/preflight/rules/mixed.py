@@ -15,7 +15,7 @@ from trtforge.formats.mixing import (
     sized_format,
     torn_products,
 )
-from trtforge.formats.table import UNQUANTIZED, first_choice
+from trtforge.formats.table import UNQUANTIZED, FormatRow, first_choice, resolve_group_size
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.names import nearest
 from trtforge.models.shape import linears, matches
@@ -25,19 +25,25 @@ from trtforge.preflight.retarget import to_target
 from trtforge.preflight.rules.groups import group_allowed, group_divides
 from trtforge.preflight.rules.kernels import group_has_kernel, tiles_filled
 from trtforge.preflight.rules.precision import format_on_architecture, format_on_target
+from trtforge.recipe.schema import Quantize
+
+_Sized = tuple[FormatRow, int | None]
 
 _ALONE = "remove quantize.mixed"
 _LAYERS = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/model_config.py"
 _GROUP = "https://github.com/NVIDIA/Model-Optimizer/blob/main/modelopt/torch/quantization/algorithms.py"
 
 
-def _formats(facts: Facts) -> list[str]:
-    """The formats of the recipe by name, its own first; none where a name is no format."""
-    quantize = facts.recipe.quantize
+def _formats(facts: Facts) -> tuple[_Sized, dict[str, _Sized]] | None:
+    """The recipe's own format, and the others as ``mixed`` writes them; None without others, or where one is none."""
+    quantize, own = facts.recipe.quantize, facts.formats.get(facts.recipe.quantize.format)
+    if not quantize.mixed or own is None:
+        return None
     try:
-        return [quantize.format, *(named_format(text)[0].name for text in quantize.mixed)] if quantize.mixed else []
+        others = {text: sized_format(text) for text in quantize.mixed}
+        return (own, resolve_group_size(own, quantize.group_size)), others
     except ForgeError:
-        return []  # TF-K3-024 names it
+        return None  # TF-K3-024 names it, TF-K4-002 the recipe's own group size
 
 
 @rule("TF-K3-024", "a name in quantize.mixed that is no format", needs=("format",), waivable=False)
@@ -62,12 +68,17 @@ def mixed_formats(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K3-025", "formats that do not lie side by side", _LAYERS, needs=("format",), waivable=False)
 def mixed_on_target(facts: Facts) -> Iterator[Violation]:
     """One calibration pass has to serve all of them, and one engine has to hold all of them."""
-    names, target = _formats(facts), facts.recipe.build.target
-    if len(set(names)) < 2:
+    found, target = _formats(facts), facts.recipe.build.target
+    if found is None:
         return
+    own, others = found
+    each = dict.fromkeys((row.name, group) for row, group in (own, *others.values()))
+    if len(each) < 2:
+        return
+    names = list(dict.fromkeys(name for name, _ in each))
     asked = f"quantize.format: {names[0]}, quantize.mixed: {{{', '.join(facts.recipe.quantize.mixed)}}}"
     known = load_mixing().one_pass
-    if searched := [name for name in dict.fromkeys(names) if name not in known and name in facts.formats]:
+    if searched := [name for name in names if name not in known]:
         yield Violation(
             f"{', '.join(searched)} cannot be mixed with other formats",
             asked,
@@ -77,11 +88,11 @@ def mixed_on_target(facts: Facts) -> Iterator[Violation]:
             "change the other formats' linears too.",
         )
         return
-    others, why = not_mixed_on(target, names)
-    if others:
+    strangers, why = not_mixed_on(target, names)
+    if strangers:
         works = [name for name, row in load_mixing().targets.items() if not set(names) - set(row.formats)]
         yield Violation(
-            f"target {target} does not hold {', '.join(others)} beside other formats",
+            f"target {target} does not hold {', '.join(strangers)} beside other formats",
             f"{asked}, build.target: {target}",
             {"targets_of_these": works, "formats_of_target": list(load_mixing().targets[target].formats)},
             [_ALONE, *(to_target(facts, name) for name in works)],
@@ -93,9 +104,10 @@ def mixed_on_target(facts: Facts) -> Iterator[Violation]:
 def products_agree(facts: Facts) -> Iterator[Violation]:
     """Query, key and value, gate and up, or the experts of a layer are one product: it has one kernel, and the export
     gives linears with one input common scales."""
-    quantize, model = facts.recipe.quantize, facts.require_model()
-    if not _formats(facts) or quantize.format not in facts.formats:
+    quantize, model, found = facts.recipe.quantize, facts.require_model(), _formats(facts)
+    if found is None:
         return
+    own, others = found
     names = [name for linear in linears(model) for name in linear.names]
     try:
         assigned, _ = assign(quantize.mixed, names, quantize.unquantized)
@@ -107,7 +119,7 @@ def products_agree(facts: Facts) -> Iterator[Violation]:
     formats = {
         name: UNQUANTIZED
         if any(matches(name, pattern) for pattern in quantize.unquantized)
-        else format_text(*sized_format(assigned.get(name, quantize.format)))
+        else format_text(*(others[assigned[name]] if name in assigned else own))
         for name in names
     }
     torn = torn_products(formats)
@@ -117,17 +129,18 @@ def products_agree(facts: Facts) -> Iterator[Violation]:
             f"{where} are to have several formats" + (f", and {len(torn) - 1} more products" if len(torn) > 1 else ""),
             f"quantize.format: {quantize.format}, quantize.mixed: {{{', '.join(quantize.mixed)}}}",
             {"products": len(torn), "formats": parts},
-            _whole(facts, torn),
+            _whole(quantize, torn, own, others),
         )
 
 
-def _whole(facts: Facts, torn: dict[str, dict[str, str]]) -> list[str | Remedy]:
+def _whole(
+    quantize: Quantize, torn: dict[str, dict[str, str]], own: _Sized, others: dict[str, _Sized]
+) -> list[str | Remedy]:
     """Each torn product as a whole in the format of ``mixed`` that a part of it has; or none of them."""
-    quantize = facts.recipe.quantize
-    written = {format_text(*sized_format(text)): text for text in quantize.mixed}
+    written = {format_text(*other): text for text, other in others.items()}
     added: dict[str, list[str]] = {}
     for parts in torn.values():
-        texts = set(parts.values()) - {format_text(*sized_format(quantize.format))}
+        texts = set(parts.values()) - {format_text(*own)}
         if len(texts) != 1 or UNQUANTIZED in texts:
             return [_ALONE, *by_hand("patterns of quantize.mixed and quantize.exclude that take in whole products")]
         added.setdefault(written[texts.pop()], []).extend(parts)
@@ -161,7 +174,7 @@ def mixed_matches(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K3-028", "a format of quantize.mixed that its linears or the architecture do not bear", needs=("format",))
 def each_format_fits(facts: Facts) -> Iterator[Violation]:
     """What the recipe's own format is held against holds for every other one: kernels, groups and whole tiles."""
-    for text in facts.recipe.quantize.mixed if _formats(facts) else ():
+    for text in facts.recipe.quantize.mixed if _formats(facts) is not None else ():
         view = _alone(facts, text)
         checks = [format_on_target, format_on_architecture, group_allowed, group_has_kernel]
         if facts.model is not None:
