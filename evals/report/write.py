@@ -148,7 +148,7 @@ def _html_table(table: Table) -> str:
 
     head = row("".join(f"<th{roles['columnheader']}>{html.escape(name)}</th>" for name in table.columns))
     head = f"<thead{roles['rowgroup']}>{head}</thead>" if any(table.columns) else ""
-    body = "".join(row("".join(map(cell, cells, names))) for cells in table.rows)
+    body = "".join(row("".join(cell(*one) for one in zip(cells, names, strict=True))) for cells in table.rows)
     caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
     inner = f"{caption}{head}<tbody{roles['rowgroup']}>{body}</tbody>"
     kind = " class='cards'" if cards else ""

@@ -207,7 +207,8 @@ def _hold_needles(
         found.left_out["long contexts"] = why
         return
     if len(items) < len(record.needles):
-        found.left_out["long contexts"] = f"{len(record.needles) - len(items)} needles in over {longest} tokens"
+        over = f"{len(record.needles) - len(items)} of {len(record.needles)} needles"
+        found.left_out["long contexts"] = f"{over}: their prompts are over the {longest} tokens of one"
     answered = _answered(server, items, texts, progress)
     names = {answer.name for answer in answered}
     compared = compare_tasks([one for one in record.baseline_needles if one.name in names], answered).overall

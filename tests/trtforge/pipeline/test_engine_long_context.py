@@ -133,11 +133,15 @@ def test_lengths_that_the_engine_does_not_reach_are_named(
     figures, _ = judge_long_context(asked, baseline.path, out, ENGINE)
     assert [row["length"] for row in figures["long_context"]["tail"]] == [256, 512]
     rows = [row for table in _long_context_tables({}, figures) for row in table.rows]
-    assert ("engine", "1024", "–", "–", "over max_seq_len: left out") in rows
+    assert ("engine", "1024", "–", "–", "over the engine's longest prompt: left out") in rows
     limits = {"limits": {"max_seq_len": 600, "max_num_tokens": 600}}
     settings = {"evals": {"long_context": {"lengths": [512, 1024]}, "engine_parity": {"tokens": 600}}, "build": limits}
     (finding,) = [item for item in report(settings).findings if item.code == "TF-K9-018"]
     assert "1024" in finding.message and "evals.long_context.lengths: [512]" in finding.remedies
+    assert "raise build.limits.max_seq_len to 1024" in finding.remedies
+    settings["build"] = {"limits": {"max_seq_len": 2048, "max_input_len": 600, "max_num_tokens": 600}}
+    (finding,) = [item for item in report(settings).findings if item.code == "TF-K9-018"]
+    assert "raise build.limits.max_input_len to 1023" in finding.remedies
 
 
 def test_an_engine_of_less_room_is_not_probed_and_has_no_gate(

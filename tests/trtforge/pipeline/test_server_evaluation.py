@@ -146,7 +146,7 @@ def test_a_right_server_turns_an_incomplete_bundle_into_a_passed_one(
     found = result.found.figures
     assert found["answers"]["agreed"] == found["answers"]["tokens"] and found["suite"]["overall"]["lost"] == 0
     assert found["needles"]["items"] == 1 == found["needles"]["lost"], "the baseline on record found it"
-    assert result.found.left_out["long contexts"] == "1 needles in over 511 tokens"
+    assert result.found.left_out["long contexts"] == "1 of 2 needles: their prompts are over the 511 tokens of one"
     report = verify_bundle(bundle, stamps=False)
     assert report.ok and report.verdict == "PASSED", report.to_json()
 

@@ -131,7 +131,7 @@ def _long_context_tables(evaluated: Figures, parity: Figures) -> list[Any]:
         for row in found["tail"]
     ]  # fmt: skip
     tail += [
-        (who, str(length), "–", "–", "over max_seq_len: left out")
+        (who, str(length), "–", "–", "over the engine's longest prompt: left out")
         for who, found in probed
         for length in found.get("left_out", ())
     ]

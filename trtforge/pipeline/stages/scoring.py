@@ -303,7 +303,8 @@ def probe_long_context(context: StageContext, subject: Subject, taken: Taken, to
     within = [length for length in asked if subject.longest is None or length <= subject.longest + 1]
     if len(within) < len(asked):
         beyond = ", ".join(map(str, asked[len(within) :]))
-        context.progress.note(f"long contexts of {beyond} tokens are over the engine's {subject.longest}: left out")
+        room = (subject.longest or 0) + 1
+        context.progress.note(f"long contexts of {beyond} tokens are over the engine's {room}: left out")
     if not within:
         return
     placed = [needle for needle in placed_needles(context, subject, tokens) if needle.length in within]

@@ -301,12 +301,17 @@ def what_is_asked_is_measured(facts: Facts) -> Iterator[Violation]:
         )
     lengths = evals.long_context.lengths
     if over := [length for length in lengths if length > longest + 1]:
+        asked_of = {
+            "max_input_len": max(over) - 1 if limits.max_input_len and limits.max_input_len < max(over) - 1 else None,
+            "max_seq_len": max(over) if limits.max_seq_len < max(over) else None,
+        }
+        raised = [f"build.limits.{key} to {size}" for key, size in asked_of.items() if size is not None]
         yield Violation(
-            f"long contexts of {', '.join(map(str, over))} tokens are over the engine's {longest}: it is not asked",
+            f"long contexts of {', '.join(map(str, over))} tokens are over the engine's {longest + 1}: it is not asked",
             facts.asked("evals.long_context.lengths"),
             {"lengths": list(lengths), "longest_prompt": longest},
             [
                 f"evals.long_context.lengths: {[length for length in lengths if length not in over]}",
-                *by_hand(f"raise build.limits.max_seq_len to {max(over)}"),
+                *by_hand(f"raise {' and '.join(raised)}"),
             ],
         )
