@@ -144,6 +144,12 @@ def test_lengths_that_the_engine_does_not_reach_are_named(
     assert "raise build.limits.max_input_len to 1023" in finding.remedies
 
 
+def test_a_gate_without_lengths_is_told() -> None:
+    for asked, found in (({"gate": {}}, 1), ({}, 0), ({"gate": {}, "lengths": [256]}, 0)):
+        messages = [item.message for item in report({"evals": {"long_context": asked}}).findings]
+        assert sum("judges nothing: no lengths" in message for message in messages) == found
+
+
 def test_an_engine_of_less_room_is_not_probed_and_has_no_gate(
     tmp_path: Path, baseline: Artifact, engine: Engine, tiny_engine: Path
 ) -> None:

@@ -284,6 +284,16 @@ def what_is_asked_is_measured(facts: Facts) -> Iterator[Violation]:
                 {"asked": tokens, "scored": asked.tokens},
                 [f"{key}: {asked.tokens}", f"evals.perplexity.tokens: {tokens}"],
             )
+    if evals.long_context.gate is not None and not evals.long_context.lengths:
+        yield Violation(
+            "evals.long_context.gate judges nothing: no lengths are probed",
+            facts.asked("evals.long_context.gate", "evals.long_context.lengths"),
+            {"lengths": []},
+            [
+                "remove evals.long_context.gate",
+                *by_hand("evals.long_context.lengths: [1024, 4096], as far as the model goes"),
+            ],
+        )
     if not runs:
         return
     longest = limits.max_input_len or limits.max_seq_len - 1

@@ -53,12 +53,15 @@ def mixed_formats(facts: Facts) -> Iterator[Violation]:
         try:
             sized_format(text)
         except ForgeError as error:
+            # a name that is none can be any that is mixed; a group size is its format's to say
+            named = text.partition(":")[0] in facts.formats
+            works = error.remedies if named else [f"in quantize.mixed {name}" for name in load_mixing().one_pass]
             yield Violation(
-                f"quantize.mixed: {text}: {error.message}",
+                f"quantize.mixed: {text or repr(text)}: {error.message}",
                 f"quantize.mixed.{text}",
                 dict(error.numbers),
                 [
-                    *by_hand(*(text.replace("quantize.format: ", "in quantize.mixed ") for text in error.remedies)),
+                    *by_hand(*(way.replace("quantize.group_size: ", "in quantize.mixed a group of ") for way in works)),
                     _ALONE,
                 ],
                 why=error.why,
