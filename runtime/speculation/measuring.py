@@ -24,6 +24,8 @@ CONTEXT = 256
 _ROUNDS = 3
 #: tokens in one request up to which every size is measured: kernels change between them
 _EACH = 9
+#: sizes beyond it. Kernels of blocks of 32 or 64 rows jump behind each: with AMX, 33 rows are half as dear again as 32
+_BEYOND = (12, 16, 24, 32, 33, 48, 64, 65, 96, 128)
 
 Run = Callable[[], Any]
 
@@ -133,7 +135,7 @@ def _batch(table: Any, context: int, tokens: int) -> StepBatch:
 def _sizes(most: int, context: int) -> list[int]:
     """Tokens of one request to measure: each small number, then wider and wider."""
     top = max(min(most, context), 1)
-    sizes = set(range(1, min(_EACH, top) + 1)) | {n for n in (12, 16, 24, 32, 64, 128) if n <= top}
+    sizes = set(range(1, min(_EACH, top) + 1)) | {n for n in _BEYOND if n <= top}
     # beyond the largest the line goes on; a top of its own only where it is near
     return sorted(sizes | ({top} if top < 2 * max(sizes) else set()))
 
