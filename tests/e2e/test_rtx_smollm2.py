@@ -1,9 +1,8 @@
-"""RTX engines of the real SmolLM2-135M, in the four formats: two of them built in two processes, the bytes compared.
+"""RTX engines of the real SmolLM2-135M; that of the recipe that ships is built in two processes, the bytes compared.
 
 The checkpoint comes from the package registry (pip's own cache, then ours); it is quantized by the product. Calibration
 is short: how good the scales are plays no part here. Of a tiny model every format is built in four processes
-(``tests/builder/targets/rtx/test_build.py``); here the largest engine and the one of the recipe that ships stand for
-size.
+(``tests/builder/targets/rtx/test_build.py``); a thorough run builds all four of the real one too.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.demo_model import run_demo_model
 from tests.support.engines import build_engine
+from tests.support.thorough import often
 from trtforge.recipe.load import LoadedRecipe, load_recipe
 from trtforge.store.store import Store
 
@@ -37,6 +37,8 @@ CASES = {
 
 
 TWICE = ("none", "int4_awq")
+#: the recipe that ships, and the smallest: each of the others takes half a minute or more
+USUAL = ("int4_awq", "fp8")
 
 
 def recipe_of(fmt: str) -> LoadedRecipe:
@@ -58,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("smollm2") / "store", durable=False)
 
 
-@pytest.mark.parametrize("fmt", CASES)
+@pytest.mark.parametrize("fmt", often(USUAL, tuple(CASES)))
 def test_the_engine_is_built_and_is_the_same_in_another_process(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:

@@ -43,7 +43,7 @@ SMALL = (
     "evals.speculation.draws=32",
     "evals.speculation.repeats=1",
     "evals.speculation.temperatures=[0,1]",
-    "evals.speculation.concurrency=[1,2]",
+    "evals.speculation.concurrency=[2]",
     # a few tokens beside other work: a timing that says little, and must not fail for that
     "evals.speculation.gate.min_speedup=0.6",
 )

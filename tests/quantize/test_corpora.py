@@ -92,8 +92,9 @@ def test_unreadable_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_dataset_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    # the variables are read when the modules are imported, and that another test may have done
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(EnvironmentLacks) as caught:
         corpora.load_corpus("hf:nobody/no-such-dataset@test", tmp_path, "calibration")
     assert caught.value.code == "TF-QNT-023"

@@ -6,8 +6,11 @@ Each of these tests draws places or moments from a seed; the thorough run draws 
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def often(usual: int, thorough: int) -> int:
+def often(usual: T, thorough: T) -> T:
     """``usual``, or ``thorough`` where a thorough run is asked for."""
     return thorough if os.environ.get("THOROUGH") == "1" else usual
