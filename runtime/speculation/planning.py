@@ -73,11 +73,13 @@ class Step:
         self._ready: list[Candidate | None] = [next((one for one in group if one.ready), None) for group in groups]
         self._model: list[Candidate | None] = [next((one for one in group if not one.ready), None) for group in groups]
         self.with_model = [row for row, one in enumerate(self._model) if one is not None]
+        self._has_ready = np.array([one is not None for one in self._ready], dtype=bool)
         self._kept_ready = self._kept(self._ready, length)
         self._kept_model = self._kept(self._model, length)
         self._made = self._made_of(length)
         self.tree = tree if self.with_model else None
-        #: the best plan that drafts, where :meth:`best` found that none should
+        #: where :meth:`best` found that nobody should be drafted for: the plan that drafts for everybody whom that may
+        #: serve. It costs hardly more than a draft for one of them, and tells of all
         self.passed_over: Plan | None = None
         self._kept_tree = self._kept(self._model, self.tree.depth, tree=True) if self.tree is not None else None
         most = len(groups) * max(length, self.tree.nodes if self.tree is not None else 0)
@@ -124,7 +126,7 @@ class Step:
         self.passed_over = None
         if found is None or _worth(found.tokens, found.seconds, rate) > bar:
             return found or best
-        self.passed_over = found
+        self.passed_over = self._drafting(self._kept_model, rate, last, turn, everybody=True)
         return best
 
     def nearly_pays(self, rate: float) -> bool:
@@ -165,16 +167,26 @@ class Step:
         return float(self._verify[-1] - self._verify[0]) / max(len(self._verify) - 1, 1)
 
     def _drafting(
-        self, kept_model: npt.NDArray[np.float64], rate: float | None, last: int = 0, turn: int = 0
+        self,
+        kept_model: npt.NDArray[np.float64],
+        rate: float | None,
+        last: int = 0,
+        turn: int = 0,
+        *,
+        everybody: bool = False,
     ) -> Plan | None:
         """The best of the plans that draft, if chains by the drafter with weights are kept as ``kept_model`` says.
 
         None: nothing can be kept.
+
+        Args:
+            everybody: only plans by the drafter with weights in which no token is left out.
         """
         token = (rate or self.running / self.plain_seconds) * self._token_seconds()
         passes = self._passes(last, turn)
         tree = self.tree
-        value_ready = np.maximum(self._kept_ready - token, 0.0).sum(axis=1)
+        # where nothing lies ready there is nothing to choose between: how far drafts pay is seen below, size by size
+        value_ready = np.where(self._has_ready, np.maximum(self._kept_ready - token, 0.0).sum(axis=1), -1.0)
         # [ways, rows, tokens]: the chance that each token is kept, and how many tokens it stands for
         chain = np.where(np.arange(self.length) < np.array(passes)[:, None, None], kept_model, 0.0)
         model = np.maximum(chain - token * self._made, 0.0).sum(axis=2) > value_ready
@@ -203,9 +215,13 @@ class Step:
             if tree is not None:
                 drafting.append(self._costs.drafts_by_requests(np.full(rows + 1, tree.depth), tree=True))
             seconds += np.take_along_axis(np.stack(drafting), requests, axis=1)
-        worth = np.where(gains > 0, _worth(tokens, seconds, rate), -np.inf)
+        counts_as = gains > 0
+        if everybody:
+            whole = counts_as.sum(axis=1, keepdims=True) - 1
+            counts_as &= (np.arange(order.shape[1]) == whole) & model.any(axis=1)[:, None]
+        worth = np.where(counts_as, _worth(tokens, seconds, rate), -np.inf)
         way, at = divmod(int(worth.argmax()), worth.shape[1])
-        if not gains[way, at] > 0:
+        if not counts_as[way, at]:
             return None
         counts = np.bincount(row[way, : at + 1], minlength=rows)
         grown = tree if way == ways - 1 else None

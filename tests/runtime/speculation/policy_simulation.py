@@ -17,6 +17,9 @@ from runtime.speculation.draft import Candidate, Policy
 BFLOAT16 = {1: 8.2, 2: 8.5, 3: 8.9, 4: 9.4, 5: 10.1, 6: 10.5, 8: 11.5, 12: 12.8, 16: 14.9, 64: 42.0, 144: 88.0}
 FP8 = {1: 8.7, 2: 9.7, 3: 10.1, 4: 10.5, 5: 11.1, 6: 11.8, 8: 13.4, 12: 15.4, 16: 17.6, 64: 48.0, 144: 100.0}
 INT4 = {1: 4.8, 2: 5.2, 3: 6.0, 4: 6.7, 5: 9.8, 6: 10.1, 8: 10.9, 12: 14.4, 16: 18.0, 64: 66.0, 144: 146.0}
+#: blocks of 32 rows, the weights read once for each (AMX, one thread)
+BLOCKS = {1: 28.8, 2: 29.1, 4: 30.0, 8: 31.7, 12: 33.5, 16: 35.5, 24: 41.2, 32: 44.9, 33: 68.2, 48: 74.9, 64: 84.9}
+BLOCKS |= {65: 100.3, 96: 113.0, 97: 129.0, 128: 141.0, 129: 157.0, 144: 163.0}
 #: bound by memory up to many tokens, then by arithmetic, as a GPU is
 FLAT = {1: 10.0, 64: 10.5, 128: 11.5, 144: 12.0}
 #: bound by arithmetic from the first token

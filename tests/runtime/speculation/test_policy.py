@@ -12,6 +12,7 @@ from runtime.speculation.policy import AdaptivePolicy, open_policy
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.policy_simulation import (
     BFLOAT16,
+    BLOCKS,
     DEAR_HEAD,
     FLAT,
     FP8,
@@ -179,6 +180,27 @@ def test_int4s_jump_is_not_crossed_by_halves():
     policy, outcome = adaptive(world, 1, steps=400)
     assert outcome.rate >= BAR * best_rate(world, 1, steps=8)
     assert policy.explain()["choices"]["1"]["eagle3"]["draft_tokens"] != 4
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCY)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_blocks_of_rows_are_filled(kind, concurrency):
+    """What a token costs is an average over the jumps: it must not keep drafts back that fill a block up."""
+    world = World(BLOCKS, CLASSES[kind], head={1: 1.7, 4: 1.2, 16: 3.5}, beside=0.4, host=(1.5, 2.8))
+    reference = best_rate(world, concurrency, steps=8)
+    policy, outcome = adaptive(world, concurrency, steps=250)
+    assert outcome.rate >= COLD * reference, policy.explain()
+    assert run(world, policy, concurrency=concurrency, steps=300).rate >= BAR * reference, policy.explain()
+
+
+def test_a_block_is_filled_by_drafts_of_middling_worth():
+    """Sixteen requests whose second row of each is nearly free, up to the jump behind it."""
+    world = World(BLOCKS, always(0.39, 0.25), head={1: 1.7, 4: 1.2, 16: 3.5}, beside=0.4, host=(1.5, 2.8))
+    policy = AdaptivePolicy(LONGEST, world.costs())
+    run(world, policy, concurrency=16, steps=200)
+    outcome = run(world, policy, concurrency=16, steps=300)
+    assert outcome.rate >= 0.985 * best_rate(world, 16, steps=8), policy.explain()
+    assert outcome.drafting > 280
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCY)
