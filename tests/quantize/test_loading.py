@@ -39,6 +39,12 @@ def test_a_footprint_is_that_of_the_tensors(source: Path) -> None:
     assert found == Footprint(3 * layer + outside, layer, 512 * 64, 512)
 
 
+def test_scalars_beside_the_tensors_are_no_table() -> None:
+    """Scales of a quantized head, which may come first."""
+    shapes = {"lm_head.input_scale": (), "lm_head.weight": (512, 64), "lm_head.weight_scale": ()}
+    assert Footprint.of_tensors(shapes) == Footprint(512 * 64 + 2, 0, 512 * 64, 512)
+
+
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-70B-Instruct", "mistralai/Mixtral-8x7B-Instruct-v0.1"])
 def test_large_models_fit_layer_by_layer_where_they_were_refused(name: str) -> None:
     """By config.json alone; experts of a layer are counted all."""

@@ -64,7 +64,7 @@ class Footprint:
             if number.isdigit():
                 layers[f"{before}{number}"] = layers.get(f"{before}{number}", 0) + elements
             elif elements > table:
-                table, rows = elements, sizes[0]
+                table, rows = elements, sizes[0] if sizes else 0  # a scale is a scalar
         return cls(parameters, max(layers.values(), default=0), table, rows)
 
     def whole_bytes(self, models: int = 1) -> int:
