@@ -58,18 +58,20 @@ class _Part:
     job: Job
 
 
-def parts_of(job: Job, prompts: int, deployment: Deployment) -> list[_Part]:
+def parts_of(job: Job, prompts: Sequence[Prompt], deployment: Deployment) -> list[_Part]:
     """A client's request as requests of Triton: several answers within one where the model makes them."""
     if not deployment.names.draws_seed and job.seed is None:
         job = replace(job, seed=secrets.randbits(63))  # else the engine would begin every answer alike
-    together = deployment.takes("n") and deployment.decoupled
-    if job.n == 1 or together:
-        return [_Part(number, number * job.n, _seeded(job, number)) for number in range(prompts)]
-    return [
-        _Part(prompt, prompt * job.n + number, replace(_seeded(job, prompt * job.n + number), n=1))
-        for prompt in range(prompts)
-        for number in range(job.n)
-    ]
+    together = job.n == 1 or (deployment.takes("n") and deployment.decoupled)
+    found = []
+    for number, prompt in enumerate(prompts):
+        # not every layout cuts what the context has no room for
+        most = min(job.max_tokens, deployment.max_seq_len - len(prompt.tokens))
+        for answer in range(1 if together else job.n):
+            first = number * job.n + answer
+            own = _seeded(job, number if together else first)
+            found.append(_Part(number, first, replace(own, max_tokens=most, n=job.n if together else 1)))
+    return found
 
 
 def _seeded(job: Job, number: int) -> Job:
@@ -92,7 +94,7 @@ class Answers:
         self._triton = triton
         self._prompts = prompts
         self._words = bias_words
-        parts = parts_of(job, len(prompts), triton.deployment)
+        parts = parts_of(job, prompts, triton.deployment)
         suffixes = [""] if len(parts) == 1 else [f"-{number}" for number in range(len(parts))]
         self._parts = [(part, f"{request_id}{suffix}") for part, suffix in zip(parts, suffixes, strict=True)]
 

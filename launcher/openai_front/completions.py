@@ -12,18 +12,20 @@ from launcher.openai_front.ends import reasons
 from launcher.openai_front.errors import bad_value
 from launcher.openai_front.job import Prompt
 from launcher.openai_front.log_probs import LogProbs, merged
+from launcher.openai_front.parameters import refuse_completion
 from launcher.openai_front.prompts import Prompts
-from launcher.openai_front.schema import MOST_PROMPTS, CompletionRequest
+from launcher.openai_front.schema import CompletionRequest
 
 
 async def prompts_of(request: CompletionRequest, prompts: Prompts) -> list[Prompt]:
     """The prompts of a request, texts or tokens.
 
     Raises:
-        ApiError: ``TF-OAI-003``, and what reading a prompt raises.
+        ApiError: ``TF-OAI-002``, ``TF-OAI-003``, and what reading a prompt raises.
     """
     given = request.prompt
     if isinstance(given, str):
+        refuse_completion(request, request.n or 1)
         return [await prompts.text(given)]
     if not given:
         raise bad_value("prompt", "the list is empty")
@@ -36,8 +38,7 @@ async def prompts_of(request: CompletionRequest, prompts: Prompts) -> list[Promp
             found.append(one)
     if tokens:
         found = [tokens]
-    if len(found) > MOST_PROMPTS:
-        raise bad_value("prompt", f"{len(found)} prompts; at most {MOST_PROMPTS} are taken")
+    refuse_completion(request, request.n or 1, len(found))
     return [await (prompts.text(one) if isinstance(one, str) else prompts.tokens(one)) for one in found]
 
 

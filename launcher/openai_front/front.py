@@ -22,7 +22,13 @@ from launcher.openai_front.limits import InFlight, Keys, read_body, request_id_o
 from launcher.openai_front.log_probs import LogProbs
 from launcher.openai_front.messages import require_answers, template_messages
 from launcher.openai_front.metrics import Figures
-from launcher.openai_front.parameters import job_of, names_model, refuse_completion, refuse_not_served, stream_usage
+from launcher.openai_front.parameters import (
+    job_of,
+    names_model,
+    refuse_not_served,
+    stream_usage,
+    template_variables,
+)
 from launcher.openai_front.prompts import Prompts
 from launcher.openai_front.request_log import RequestLog
 from launcher.openai_front.schema import ChatRequest, CompletionRequest, Generation, parsed
@@ -160,7 +166,7 @@ class Front:
         plan = plan_of(request, self.prompts.template, self.format, lark=self.deployment.names.lark)
         messages = template_messages(request.messages)
         require_answers(request.messages)
-        prompt = await self.prompts.chat(messages, plan.tools, request.chat_template_kwargs or {})
+        prompt = await self.prompts.chat(messages, plan.tools, template_variables(request))
         job = self._job(request, [prompt], plan.guide)
         asked.answers = Answers(self.triton, job, [prompt], asked.identifier, await self._words(job.bias))
         return ChatAnswer(
@@ -176,7 +182,6 @@ class Front:
 
     async def _completion(self, asked: Asked, request: CompletionRequest) -> CompletionAnswer:
         self._common(asked, request)
-        refuse_completion(request, request.n or 1)
         prompts = await prompts_of(request, self.prompts)
         job = self._job(request, prompts, None)
         asked.answers = Answers(self.triton, job, prompts, asked.identifier, await self._words(job.bias))
@@ -197,21 +202,13 @@ class Front:
         asked.usage = stream_usage(request)
 
     def _job(self, request: Generation, prompts: list[Prompt], guide: Any) -> Any:
-        deployment, longest = self.deployment, max(len(prompt.tokens) for prompt in prompts)
-        limit = min(deployment.max_input_len, deployment.max_seq_len - 1)
-        if longest > limit:
-            raise ApiError(
-                400,
-                "TF-OAI-012",
-                f"the prompt has {longest} tokens, and this model takes at most {limit} of a context of "
-                f"{deployment.max_seq_len}; shorten it by {longest - limit} tokens or more",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
-            )
+        deployment = self.deployment
+        for prompt in prompts:
+            self.prompts.refuse_long(len(prompt.tokens), "messages" if isinstance(request, ChatRequest) else "prompt")
         timeout = self.settings.timeout
         return job_of(
             request,
             deployment,
-            room=deployment.max_seq_len - longest,
             bound=self.settings.answer_tokens,
             timeout_ms=None if timeout is None else max(1, int(timeout * 1000)),
             guide=guide,

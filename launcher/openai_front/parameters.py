@@ -12,11 +12,15 @@ from typing import Any
 from launcher.openai_front.deployment import Deployment
 from launcher.openai_front.errors import ApiError, bad_value, not_offered
 from launcher.openai_front.job import Guide, Job
-from launcher.openai_front.schema import ChatRequest, CompletionRequest, Generation
+from launcher.openai_front.schema import MOST_ANSWERS, ChatRequest, CompletionRequest, Generation
 
 #: stop texts at most, as OpenAI has it
 MOST_STOPS = 4
 MOST_BIASES = 1024
+#: more than any vocabulary has: a bias may go to the server as a value for each token up to the last one
+_TOKENS = 2**21
+#: variables of a template that are not the client's: what a chat is made of, and the tokenizer's own
+_TEMPLATE_S = frozenset({"messages", "tools", "documents", "add_generation_prompt", "template"})
 _NEUTRAL: tuple[Any, ...] = (None, [], {}, "", False)
 _STORED = "nothing that clients send is kept here"
 _ONE_MODEL = "there is one model here, and no search, sound or moderation beside it"
@@ -52,6 +56,15 @@ def refuse_not_served(request: ChatRequest) -> None:
             raise not_offered(name, why)
 
 
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    """Further variables of the chat template; raises ``TF-OAI-003`` for those that are not the client's to set."""
+    found = request.chat_template_kwargs or {}
+    for name in found:
+        if name in _TEMPLATE_S or name.endswith("_token"):
+            raise bad_value("chat_template_kwargs", f"{name[:40]} is set by the chat or the tokenizer")
+    return found
+
+
 def stream_usage(request: Generation) -> bool:
     """Whether a stream ends with its usage; raises for options without a stream, and for obfuscation."""
     options = request.stream_options
@@ -68,7 +81,6 @@ def job_of(
     request: Generation,
     deployment: Deployment,
     *,
-    room: int,
     bound: int,
     timeout_ms: int | None = None,
     guide: Guide | None = None,
@@ -76,8 +88,7 @@ def job_of(
     """The job of a request.
 
     Args:
-        room: tokens that the context leaves after the longest prompt.
-        bound: tokens of an answer at most where the client does not say.
+        bound: tokens of an answer at most where the client does not say; a prompt may leave fewer.
 
     Raises:
         ApiError: ``TF-OAI-002``, ``TF-OAI-003``, ``TF-OAI-017``, ``TF-OAI-027``.
@@ -100,7 +111,7 @@ def job_of(
         )
     most = _length(request)
     return Job(
-        max_tokens=most if most is not None else max(1, min(room, bound)),
+        max_tokens=bound if most is None else most,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=request.top_k,
@@ -151,7 +162,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 def _biases(bias: Mapping[str, float] | None) -> dict[int, float]:
     found: dict[int, float] = {}
     for token, value in (bias or {}).items():
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < _TOKENS):
             raise bad_value("logit_bias", f"{token[:40]!r} is no token id")
         if value:
             found[int(token)] = value
@@ -177,8 +188,14 @@ def _log_probs(request: Generation, deployment: Deployment) -> bool:
     return wanted
 
 
-def refuse_completion(request: CompletionRequest, answers: int) -> None:
-    """Refuse what completions of OpenAI have and this server has not."""
+def refuse_completion(request: CompletionRequest, answers: int, prompts: int = 1) -> None:
+    """Refuse what completions of OpenAI have and this server has not, and more answers than one request may ask for.
+
+    Args:
+        answers: to each prompt.
+    """
+    if answers * prompts > MOST_ANSWERS:
+        raise bad_value("n", f"{prompts} prompts with {answers} answers each; at most {MOST_ANSWERS} answers are made")
     if request.suffix:
         raise not_offered("suffix", "the model continues a text; it does not fill a gap")
     if request.best_of is not None and request.best_of != answers:

@@ -75,8 +75,25 @@ class Prompts:
 
         return await self._run(work, "prompt")
 
+    def refuse_long(self, count: int, param: str) -> None:
+        """Refuse a prompt of more tokens than the model takes.
+
+        Raises:
+            ApiError: ``TF-OAI-012``.
+        """
+        limit = min(self._deployment.max_input_len, self._deployment.max_seq_len - 1)
+        if count > limit:
+            raise ApiError(
+                400,
+                "TF-OAI-012",
+                f"the prompt has {count} tokens, and this model takes at most {limit} of a context of "
+                f"{self._deployment.max_seq_len}; shorten it by {count - limit} tokens or more",
+                param=param,
+            )
+
     async def tokens(self, tokens: list[int]) -> Prompt:
         """A prompt in tokens."""
+        self.refuse_long(len(tokens), "prompt")  # before any of them is looked at
 
         def work() -> Prompt:
             size = self.tokenizer.vocab_size

@@ -15,9 +15,8 @@ from trtforge.ground.names import nearest
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-#: the most answers to a prompt, and entries of a list of texts or tokens
+#: answers that one request may ask for, to all of its prompts
 MOST_ANSWERS = 128
-MOST_PROMPTS = 256
 
 
 class Strict(BaseModel):

@@ -66,7 +66,7 @@ def make(pristine: Path) -> Attempt:
             request = parsed(CompletionRequest, body)
             refuse_completion(request, request.n or 1)
         stream_usage(request)
-        job = job_of(request, where, room=500, bound=100, guide=guide)
+        job = job_of(request, where, bound=100, guide=guide)
         words = {str(token): value for token, value in job.bias.items()}
         wire.inputs(where, wire.tensors(where, job, Prompt([1, 2], "x"), words))
 

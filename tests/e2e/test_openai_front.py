@@ -180,6 +180,8 @@ def test_completions_of_texts_and_tokens(
     assert answer.usage.prompt_tokens == sum(map(len, tokens))
     assert answer.usage.completion_tokens == 12
     assert [choice.text for choice in client.completions.create(prompt=tokens, **asked).choices] == expected
+    with pytest.raises(openai.BadRequestError, match="1048576 tokens"):
+        client.completions.create(prompt=[5] * 2**20, **asked)
     echoed = client.completions.create(prompt=PROMPT, echo=True, **asked)
     assert echoed.choices[0].text == PROMPT + expected[0]
     streams: dict[int, str] = {}
@@ -330,6 +332,12 @@ def test_calls_and_their_answers_go_back_to_the_model(client: openai.OpenAI) -> 
         ({"temperature": 9}, openai.BadRequestError, "TF-OAI-003", "temperature"),
         ({"messages": [{"role": "user", "content": "word " * 1000}]}, openai.BadRequestError, "TF-OAI-012", "messages"),
         ({"messages": [{"role": "user", "content": "w " * 9000}]}, openai.BadRequestError, "TF-RUN-051", "messages"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"messages": []}}},
+            openai.BadRequestError,
+            "TF-OAI-003",
+            "chat_template_kwargs",
+        ),
         ({"n": 100}, openai.BadRequestError, "TF-RUN-055", "n"),
         ({"logit_bias": {"5000": 1}}, openai.BadRequestError, "TF-RUN-054", "logit_bias"),
         (

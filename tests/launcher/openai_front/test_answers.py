@@ -39,21 +39,28 @@ def answers(script: Any, job: Job | None = None, prompts: int = 1, where: Any = 
 
 
 def test_samples_go_in_one_request_where_the_model_makes_them() -> None:
-    [one] = parts_of(Job(1, n=4, seed=7), 1, deployment())
+    [one] = parts_of(Job(1, n=4, seed=7), [PROMPT], deployment())
     assert (one.first, one.job.n, one.job.seed) == (0, 4, 7)
-    apart = parts_of(Job(1, n=3, seed=7), 2, deployment(LLM_API))
+    apart = parts_of(Job(1, n=3, seed=7), [PROMPT] * 2, deployment(LLM_API))
     assert [(part.prompt, part.first, part.job.n, part.job.seed) for part in apart] == [
         (0, 0, 1, 7), (0, 1, 1, 8), (0, 2, 1, 9), (1, 3, 1, 10), (1, 4, 1, 11), (1, 5, 1, 12),
     ]  # fmt: skip
-    assert len(parts_of(Job(1, n=3), 1, deployment(decoupled=False))) == 3
+    assert len(parts_of(Job(1, n=3), [PROMPT], deployment(decoupled=False))) == 3
+
+
+def test_an_answer_has_no_more_than_its_own_prompt_leaves() -> None:
+    prompts = [Prompt([1] * 1000), PROMPT]
+    found = [part.job.max_tokens for part in parts_of(Job(500), prompts, deployment(LLM_API))]
+    assert found == [24, 500]
+    assert [part.job.max_tokens for part in parts_of(Job(5), prompts, deployment())] == [5, 5]
 
 
 def test_an_engine_that_draws_no_seed_gets_one() -> None:
     """TensorRT-LLM begins every answer with the same seed when none is sent."""
-    [native] = parts_of(Job(1), 1, deployment())
+    [native] = parts_of(Job(1), [PROMPT], deployment())
     assert native.job.seed is None
     for layout in (INFLIGHT_BATCHER, LLM_API):
-        seeds = {parts_of(Job(1), 1, deployment(layout))[0].job.seed for _ in range(3)}
+        seeds = {parts_of(Job(1), [PROMPT], deployment(layout))[0].job.seed for _ in range(3)}
         assert len(seeds) == 3 and None not in seeds
 
 

@@ -9,7 +9,13 @@ import pytest
 
 from launcher.openai_front.errors import ApiError
 from launcher.openai_front.messages import require_answers, template_messages
-from launcher.openai_front.parameters import job_of, refuse_completion, refuse_not_served, stream_usage
+from launcher.openai_front.parameters import (
+    job_of,
+    refuse_completion,
+    refuse_not_served,
+    stream_usage,
+    template_variables,
+)
 from launcher.openai_front.schema import ChatRequest, CompletionRequest, parsed
 from launcher.openai_front.tool_plan import plan_of
 from launcher.openai_front.tools.choose import FORMATS
@@ -30,7 +36,7 @@ def completion(**values: Any) -> CompletionRequest:
 
 
 def job(request: Any, where: Any = None, **more: Any) -> Any:
-    return job_of(request, where or deployment(), **{"room": 500, "bound": 4096, **more})
+    return job_of(request, where or deployment(), **{"bound": 4096, **more})
 
 
 def refused(code: str, param: str | None, what: Any, *arguments: Any, **named: Any) -> ApiError:
@@ -96,11 +102,10 @@ def test_parameters_that_are_not_served_pass_only_where_they_ask_for_nothing(
     refuse_not_served(chat(**{name: neutral}))
 
 
-def test_defaults_are_openai_s_and_the_length_is_what_the_context_leaves() -> None:
+def test_defaults_are_openai_s_but_for_the_length() -> None:
     found = job(chat())
-    assert (found.temperature, found.top_p, found.n, found.max_tokens, found.seed) == (1.0, 1.0, 1, 500, None)
-    assert job(chat(), room=9000).max_tokens == 4096
-    assert job(completion()).max_tokens == 500
+    assert (found.temperature, found.top_p, found.n, found.max_tokens, found.seed) == (1.0, 1.0, 1, 4096, None)
+    assert job(completion(), bound=9).max_tokens == 9
 
 
 def test_values_reach_the_job() -> None:
@@ -123,7 +128,8 @@ def test_what_contradicts_itself_is_refused() -> None:
     assert job(chat(max_tokens=3, max_completion_tokens=3)).max_tokens == 3
     refused("TF-OAI-003", "stop", job, chat(stop=list("abcde")))
     refused("TF-OAI-003", "stop", job, chat(stop=""))
-    refused("TF-OAI-003", "logit_bias", job, chat(logit_bias={"five": 1}))
+    for token in ("five", "-1", "999999999", str(2**21), "1" * 400):
+        refused("TF-OAI-003", "logit_bias", job, chat(logit_bias={token: 1}))
     refused("TF-OAI-003", "top_logprobs", job, chat(top_logprobs=0))
     refused("TF-OAI-002", "top_logprobs", job, chat(logprobs=True, top_logprobs=1))
     refused("TF-OAI-002", "logprobs", job, completion(logprobs=2))
@@ -154,6 +160,14 @@ def test_completions_refuse_what_they_cannot() -> None:
     refused("TF-OAI-002", "best_of", refuse_completion, completion(best_of=3), 1)
     refused("TF-OAI-002", "logprobs", refuse_completion, completion(echo=True, logprobs=0), 1)
     refuse_completion(completion(suffix="", best_of=2, n=2, echo=True), 2)
+    refused("TF-OAI-003", "n", refuse_completion, completion(n=2), 2, 65)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"])
+def test_variables_of_a_template_that_are_not_the_client_s(name: str) -> None:
+    refused("TF-OAI-003", "chat_template_kwargs", template_variables, chat(chat_template_kwargs={name: "x"}))
+    assert template_variables(chat(chat_template_kwargs={"enable_thinking": False})) == {"enable_thinking": False}
+    assert template_variables(chat()) == {}
 
 
 def test_messages_become_the_template_s() -> None:
