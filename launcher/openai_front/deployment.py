@@ -31,6 +31,7 @@ class Deployment:
         parameters: of the model's configuration.
         inputs: input tensor → its type (``INT32`` …).
         outputs: names of the output tensors.
+        unheeded: inputs that are there and change nothing, for want of a setting.
         adds_special: the server puts the tokenizer's special tokens around a text.
         created: when the repository was written, in seconds since 1970.
         fingerprint: changes with what is served.
@@ -48,13 +49,15 @@ class Deployment:
     parameters: Mapping[str, str]
     inputs: Mapping[str, str]
     outputs: frozenset[str]
+    unheeded: frozenset[str]
     adds_special: bool
     created: int
     fingerprint: str
 
     def takes(self, field: str) -> bool:
-        """Whether a field of a job has an input tensor."""
-        return self.names.inputs.get(field) in self.inputs
+        """Whether a field of a job has an input tensor that is heeded."""
+        name = self.names.inputs.get(field)
+        return name in self.inputs and name not in self.unheeded
 
     def gives(self, field: str) -> bool:
         """Whether a field of a piece has an output tensor, and can be switched on."""
@@ -102,6 +105,7 @@ def read_deployment(repository: Path, *, name: str | None = None, bundle: Path |
         parameters=_parameters(config),
         inputs={tensor.name: _type(tensor) for tensor in config.input},
         outputs=frozenset(tensor.name for tensor in config.output),
+        unheeded=found.pop("unheeded", frozenset()),
         created=int((repository / found["model"] / "config.pbtxt").stat().st_mtime),
         fingerprint=_fingerprint(repository, bundle),
         **found,
@@ -169,13 +173,17 @@ def _inflight(repository: Path, configs: Mapping[str, Any]) -> dict[str, Any]:
     parameters = _parameters(configs[model.model])
     special = _parameters(configs["preprocessing"]).get("add_special_tokens", "true")
     longest = int(parameters["max_seq_len"])
+    names, engine = names_of(INFLIGHT_BATCHER), _parameters(configs["tensorrt_llm"])
+    # without a backend of its own the engine writes on as if there were no guide
+    guides = () if engine.get("guided_decoding_backend") else (names.inputs["guide"], names.inputs["guide_type"])
     return {
-        "names": names_of(INFLIGHT_BATCHER),
+        "names": names,
+        "unheeded": frozenset(guides),
         "model": model.model,
         "tokenizer": (repository / model.model / parameters["tokenizer_dir"]).resolve(),
         "max_seq_len": longest,
         "max_input_len": longest - 1,
-        "block_size": _block_size(repository, _parameters(configs["tensorrt_llm"]).get("gpt_model_path", "")),
+        "block_size": _block_size(repository, engine.get("gpt_model_path", "")),
         "adds_special": special == "true",
     }
 

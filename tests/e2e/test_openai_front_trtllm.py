@@ -161,6 +161,13 @@ def test_what_bls_has_not_is_refused_by_name(inflight: tuple[Path, TritonServer]
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(client, "tensorrt_llm_bls", "abc", **values)
             assert (caught.value.code, caught.value.param) == ("TF-OAI-002", param)
+        # this engine has no backend for guides, and would write on without a word
+        form = {"type": "json_object"}
+        required = {"tools": [TOOL], "tool_choice": "required"}
+        for values in ({"response_format": form}, required):
+            with pytest.raises(openai.BadRequestError) as caught:
+                chat(client, "tensorrt_llm_bls", "abc", **values)
+            assert caught.value.code == "TF-OAI-017"
         with pytest.raises(openai.BadRequestError) as caught:
             chat(client, "tensorrt_llm_bls", "abc " * 600)
         assert caught.value.code in ("TF-OAI-012", "TF-RUN-051")

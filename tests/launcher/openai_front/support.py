@@ -40,6 +40,7 @@ def deployment(layout: Layout = NATIVE, tokenizer: Path = Path(), **changes: Any
         parameters={},
         inputs={row.name: row.dtype.replace("STRING", "BYTES") for row in inputs},
         outputs=frozenset(row.name for row in outputs),
+        unheeded=frozenset(),
         adds_special=True,
         created=0,
         fingerprint="fp_test",
