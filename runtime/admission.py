@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import errors
+from runtime.cleansing import cleansed
 from runtime.executors.base import Executor, ExecutorLimits
 from runtime.prompts import check_request, prompt_tokens
 from runtime.request import Request, SampleOutput
@@ -32,6 +33,7 @@ class PreparedRequest:
     end_ids: frozenset[int]
     seed: int
     guided: GuidedState | None
+    characters_removed: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,7 @@ class LiveRequest:
     first_token: float | None = None
     error: dict[str, Any] | None = None
     blocks: int = 0
+    stream_interval: int = 1
 
 
 def prepare_request(
@@ -57,17 +60,27 @@ def prepare_request(
     limits: ExecutorLimits,
     num_blocks: int,
     max_running: int,
+    max_output_tokens: int | None = None,
+    *,
+    cleanses: bool = False,
 ) -> PreparedRequest:
     """Tokenize and validate.
 
     Args:
         num_blocks: of the pool. max_running: most sequences that run at once.
+        max_output_tokens: most tokens that a request may ask for; None: no such limit.
+        cleanses: take invisible and control characters out of the prompt's texts.
 
     Raises:
-        ForgeError: ``TF-RUN-050`` … ``TF-RUN-067`` for a request that the engine cannot serve.
+        ForgeError: ``TF-RUN-050`` … ``TF-RUN-067``, ``TF-RUN-133`` for a request that the engine cannot serve.
     """
     check_request(request)
     params, vocab_size = request.params, executor.vocab_size
+    if max_output_tokens is not None and params.max_tokens > max_output_tokens:
+        raise errors.too_many_tokens(params.max_tokens, max_output_tokens)
+    removed = 0
+    if cleanses:
+        request, removed = cleansed(request)
     prompt = prompt_tokens(request, tokenizer, limits, vocab_size)
     length = len(prompt)
     if length > limits.max_input_len:
@@ -102,4 +115,4 @@ def prepare_request(
     if not params.ignore_eos:
         ends |= frozenset(executor.eos_token_ids)
     seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
-    return PreparedRequest(request, prompt, capacity, ends, seed, guided)
+    return PreparedRequest(request, prompt, capacity, ends, seed, guided, removed)

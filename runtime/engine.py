@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,8 @@ import numpy.typing as npt
 from runtime import errors
 from runtime.admission import LiveRequest, PreparedRequest, prepare_request
 from runtime.blocks import BlockPool, PrefixHasher
+from runtime.engine_config import EngineConfig
+from runtime.engine_parts import check_limits, gauges
 from runtime.executors.base import Executor, ExecutorLimits, StepBatch
 from runtime.metrics import Metrics
 from runtime.prompts import check_tokens
@@ -41,29 +44,6 @@ if TYPE_CHECKING:
     from runtime.tokenizer import EngineTokenizer
 
 log = logging.getLogger("trtforge.runtime")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Choices of the runtime that the engine directory does not fix.
-
-    Attributes:
-        max_waiting: requests that may wait; more are refused with ``TF-RUN-056``.
-        prefix_cache: reuse the blocks of equal prefixes.
-        aging_seconds: waiting time worth one level of priority.
-        max_prefill_tokens: see :class:`~runtime.scheduler.SchedulerConfig`.
-        salt: mixed into every prefix digest.
-        speculation: draft as the engine was built to; False: decode token by token.
-        fixed_draft_len: always draft that many tokens, whatever the engine's policy would choose.
-    """
-
-    max_waiting: int = 4096
-    prefix_cache: bool = True
-    aging_seconds: float = 10.0
-    max_prefill_tokens: int | None = None
-    salt: bytes = b""
-    speculation: bool = True
-    fixed_draft_len: int | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +86,7 @@ class EngineCore:
         self.config = config or EngineConfig()
         self.clock = clock
         self.speculator = speculator
-        _check_limits(self.limits, executor)
+        check_limits(self.limits, executor)
         self.pool = BlockPool(executor.num_blocks, prefix_cache=self.config.prefix_cache)
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -122,12 +102,14 @@ class EngineCore:
         )
         self.metrics = Metrics(speculation=None if speculator is None else speculator.figures)
         # not a method of this object: a cycle would keep the executor's memory until a collection
-        self.metrics.sources.append(partial(_gauges, self.pool, self.scheduler))
+        self.metrics.sources.append(partial(gauges, self.pool, self.scheduler))
         self.consecutive_failures = 0
         self._sampler: Sampler | None = None
         self._live: dict[str, LiveRequest] = {}
         self._by_sequence: dict[Sequence, tuple[LiveRequest, Sample]] = {}
         self._deadlines: dict[str, float] = {}
+        #: by arrival; those that have run or ended meanwhile are left in until they come first
+        self._queued: deque[LiveRequest] = deque()
         self._order = itertools.count()
         self._ids = itertools.count()
 
@@ -137,10 +119,17 @@ class EngineCore:
         """Tokenize and validate; changes nothing in the engine, so any thread may call it.
 
         Raises:
-            ForgeError: ``TF-RUN-050`` … ``TF-RUN-067`` for a request that this engine cannot serve.
+            ForgeError: ``TF-RUN-050`` … ``TF-RUN-067``, ``TF-RUN-133`` for a request that this engine cannot serve.
         """
         return prepare_request(
-            request, self.executor, self.tokenizer, self.limits, self.pool.num_blocks, self.scheduler.config.max_running
+            request,
+            self.executor,
+            self.tokenizer,
+            self.limits,
+            self.pool.num_blocks,
+            self.scheduler.config.max_running,
+            self.config.max_output_tokens,
+            cleanses=self.config.cleanse,
         )
 
     def add_request(self, request: Request | PreparedRequest) -> str:
@@ -161,6 +150,7 @@ class EngineCore:
             raise errors.queue_full(len(self.scheduler.waiting), self.config.max_waiting)
         now = self.clock()
         live = LiveRequest(request_id, prepared, now, None if request.timeout is None else now + request.timeout)
+        live.stream_interval = request.stream_interval or self.config.stream_interval
         sequence = Sequence(
             request_id,
             prepared.prompt,
@@ -172,10 +162,13 @@ class EngineCore:
             now=now,
             speculates=request.speculate,
         )
+        self.metrics.counters["prompt_characters_removed_total"] += prepared.characters_removed
         self._attach(live, sequence)  # first: when it fails, nothing of the request is left
         self._live[request_id] = live
         if live.deadline is not None:
             self._deadlines[request_id] = live.deadline
+        if self.config.queue_timeout is not None:
+            self._queued.append(live)
         self.scheduler.add(sequence)
         return request_id
 
@@ -388,7 +381,10 @@ class EngineCore:
 
     def _changes(self, news: _News, live: LiveRequest, sample: Sample) -> None:
         """Note a sample that its client hears of."""
-        if live.prepared.request.stream or sample.finish_reason is not None:
+        if sample.finish_reason is not None or (
+            live.prepared.request.stream
+            and (live.stream_interval == 1 or sample.untold >= live.stream_interval or not sample.told)
+        ):
             changed = news.changed.setdefault(live, [])
             if sample not in changed:
                 changed.append(sample)
@@ -454,6 +450,7 @@ class EngineCore:
             error=live.error,
             max_tokens=live.prepared.capacity - len(live.prepared.prompt),
             num_blocks=max(live.blocks, blocks),
+            prompt_characters_removed=live.prepared.characters_removed,
         )
 
     def _record_end(self, live: LiveRequest, news: list[SampleOutput], now: float) -> None:
@@ -465,25 +462,31 @@ class EngineCore:
         self.metrics.request_generation_tokens.observe(sum(o.num_tokens for o in news))
 
     def _expire(self, now: float) -> list[RequestOutput]:
+        outputs = self._end_queued(now) if self._queued else []
         if not self._deadlines:
-            return []
+            return outputs
         late = [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]
-        return [o for o in (self.abort(request_id, FinishReason.TIMEOUT) for request_id in late) if o is not None]
+        ended = (self.abort(request_id, FinishReason.TIMEOUT) for request_id in late)
+        return outputs + [output for output in ended if output is not None]
 
-
-def _gauges(pool: BlockPool, scheduler: Scheduler) -> dict[str, float]:
-    return {
-        "num_requests_running": len(scheduler.running),
-        "num_requests_waiting": len(scheduler.waiting),
-        "kv_blocks_total": pool.num_blocks,
-        "kv_blocks_used": pool.num_used,
-        "kv_blocks_free": pool.num_free,
-        "kv_blocks_cached": pool.num_cached,
-        "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
-        "prefix_cache_queries_total": scheduler.prefix_queries,
-        "prefix_cache_hits_total": scheduler.prefix_hits,
-        "num_preemptions_total": scheduler.preemptions,
-    }
+    def _end_queued(self, now: float) -> list[RequestOutput]:
+        """End what waited longer than it may for its first step."""
+        limit, outputs = self.config.queue_timeout, []
+        assert limit is not None
+        while self._queued:
+            live = self._queued[0]
+            waits = live.first_scheduled is None and bool(live.samples)
+            if waits and now - live.arrival < limit:
+                break
+            self._queued.popleft()
+            if waits:
+                error = errors.queued_too_long(now - live.arrival, limit)
+                live.error = error.to_json()
+                self.metrics.reject(error.code)
+                output = self.abort(live.id, FinishReason.ERROR)
+                assert output is not None
+                outputs.append(output)
+        return outputs
 
 
 def _latest(samples: list[Sample]) -> float | None:
@@ -496,23 +499,3 @@ def _blocks(samples: list[Sample]) -> int:
     if len(samples) == 1:
         return len(samples[0].sequence.blocks)
     return len({block for sample in samples for block in sample.sequence.blocks})
-
-
-def _check_limits(limits: ExecutorLimits, executor: Executor) -> None:
-    numbers = {
-        "max_batch_size": limits.max_batch_size,
-        "max_num_tokens": limits.max_num_tokens,
-        "max_seq_len": limits.max_seq_len,
-        "max_input_len": limits.max_input_len,
-        "num_blocks": executor.num_blocks,
-        "block_size": executor.block_size,
-    }
-    for name in ("max_batch_size", "max_num_tokens", "max_input_len", "num_blocks", "block_size"):
-        if numbers[name] < 1:
-            raise errors.bad_limits(f"{name} is {numbers[name]}; at least 1 is needed", numbers)
-    if limits.max_seq_len < 2:
-        raise errors.bad_limits("max_seq_len must leave room for a prompt token and an output token", numbers)
-    own = executor.limits
-    for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"):
-        if getattr(limits, name) > getattr(own, name):
-            raise errors.bad_limits(f"{name} {numbers[name]} is over the executor's {getattr(own, name)}", numbers)

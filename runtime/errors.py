@@ -122,6 +122,29 @@ def queue_full(waiting: int, limit: int) -> ForgeError:
     )
 
 
+def queued_too_long(waited: float, limit: float) -> ForgeError:
+    """What a request is told that waited ``limit`` seconds for its first step."""
+    return ForgeError(
+        "TF-RUN-132",
+        f"the request waited {waited:.1f} s for its turn; the queue's time-out is {limit:g} s",
+        numbers={"waited_s": round(waited, 3), "queue_timeout_s": limit},
+        why="an answer that comes too late serves nobody, and its work would delay the others",
+        remedies=["retry later, with a growing delay", "raise serving.queue_timeout", "add a replica"],
+        exit_code=ExitCode.GATE_FAILED,
+    )
+
+
+def too_many_tokens(asked: int, limit: int) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-133",
+        f"max_tokens is {asked}; this server gives at most {limit}",
+        asked=f"max_tokens={asked}",
+        numbers={"max_tokens": asked, "max_output_tokens": limit},
+        why="one long answer holds a row and KV blocks that others wait for",
+        remedies=[f"ask for at most {limit} tokens", "raise serving.max_output_tokens"],
+    )
+
+
 def shutting_down() -> ForgeError:
     return ForgeError(
         "TF-RUN-057",
@@ -256,7 +279,7 @@ def bad_request_field(name: str, value: object, allowed: str) -> ForgeError:
         "TF-RUN-067",
         f"{name} is {short_repr(value)}; it must be {allowed}",
         asked=f"{name}={short_repr(value)}",
-        why="requests are told apart, and their cached prefixes kept apart, by it",
+        why="requests are told apart, their cached prefixes kept apart and their streams cut by it",
         remedies=[f"give {name} {allowed}", f"leave {name} out"],
     )
 

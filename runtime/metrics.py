@@ -7,6 +7,7 @@ to a registry of its.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,10 @@ _HELP = {
     "generation_tokens_total": "Tokens generated",
     "iterations_total": "Engine steps",
     "step_failures_total": "Engine steps that raised",
+    "prompt_characters_removed_total": "Invisible and control characters taken out of prompts",
+    "requests_coalesced_total": "Requests answered with an equal one's answer, counted in no other figure",
     "request_success_total": "Finished requests by reason",
+    "requests_rejected_total": "Requests that were refused, by the code of the refusal",
     "time_to_first_token_seconds": "Arrival to first token",
     "inter_token_latency_seconds": "Time between tokens of a sample",
     "e2e_request_latency_seconds": "Arrival to end",
@@ -100,10 +104,13 @@ _COUNTERS = {
     "generation_tokens_total",
     "iterations_total",
     "step_failures_total",
+    "prompt_characters_removed_total",
+    "requests_coalesced_total",
     "num_preemptions_total",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
     "request_success_total",
+    "requests_rejected_total",
     *(name for name in speculative.HELP if name.endswith("_total")),
 }
 _ORDER = {name: order for order, name in enumerate(speculative.HELP)}
@@ -129,11 +136,16 @@ class Metrics:
             "generation_tokens_total": 0,
             "iterations_total": 0,
             "step_failures_total": 0,
+            "prompt_characters_removed_total": 0,
+            "requests_coalesced_total": 0,
         }
     )
     finished: dict[str, int] = field(
         default_factory=lambda: {"stop": 0, "length": 0, "timeout": 0, "cancelled": 0, "error": 0}
     )
+    #: refusals by code; several threads refuse
+    rejected: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_TTFT))
     inter_token_latency_seconds: Histogram = field(default_factory=lambda: Histogram(_ITL))
     e2e_request_latency_seconds: Histogram = field(default_factory=lambda: Histogram(_E2E))
@@ -146,6 +158,11 @@ class Metrics:
     sources: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     #: None: the engine does not speculate, and says nothing of it
     speculation: SpeculationFigures | None = None
+
+    def reject(self, code: str) -> None:
+        """Count a request that was refused; any thread may."""
+        with self.lock:
+            self.rejected[code] = self.rejected.get(code, 0) + 1
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
         """Name and histogram, in a fixed order."""
@@ -160,6 +177,7 @@ class Metrics:
         for source in self.sources:
             figures.update(source())
         figures["request_success_total"] = dict(self.finished)
+        figures["requests_rejected_total"] = dict(self.rejected)
         for name, histogram in self.histograms():
             figures[name] = histogram.snapshot()
         if self.speculation is not None:
@@ -175,6 +193,8 @@ class Metrics:
             yield name, {}, value
         for reason, count in self.finished.items():
             yield "request_success_total", {"finished_reason": reason}, count
+        for code, count in sorted(self.rejected.copy().items()):
+            yield "requests_rejected_total", {"code": code}, count
         if self.speculation is not None:
             # the exposition format wants the points of one name together
             yield from sorted(self.speculation.points(), key=lambda point: _ORDER[point[0]])

@@ -40,6 +40,9 @@ def check_request(request: object) -> Request:
         raise errors.bad_request_field("request_id", request.request_id, "text")
     if not isinstance(request.stream, bool):
         raise errors.bad_request_field("stream", request.stream, "true or false")
+    interval = request.stream_interval
+    if interval is not None and (not isinstance(interval, int) or isinstance(interval, bool) or interval < 1):
+        raise errors.bad_request_field("stream_interval", interval, "a whole number over 0")
     if not isinstance(request.cache_salt, str) or not is_unicode(request.cache_salt):
         raise errors.bad_request_field("cache_salt", request.cache_salt, "text")
     priority, timeout = request.priority, request.timeout

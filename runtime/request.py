@@ -35,7 +35,9 @@ class Request:
         params: how to generate.
         priority: higher is served earlier; ties in order of arrival.
         timeout: seconds from arrival until the request is ended with what it has; None: never.
-        stream: outputs for every step; otherwise only the final one.
+        stream: outputs as tokens come; otherwise only the final one.
+        stream_interval: tokens of a sample that make an output of a stream, the first one apart, which is told at
+            once; None: the engine's choice.
         cache_salt: requests share cached prefixes only with requests of the same salt.
         speculate: whether an engine that speculates may draft for this request; the answer is the same either way.
     """
@@ -48,6 +50,7 @@ class Request:
     priority: int = 0
     timeout: float | None = None
     stream: bool = True
+    stream_interval: int | None = None
     cache_salt: str = ""
     speculate: bool = True
 
@@ -100,6 +103,7 @@ class RequestOutput:
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: of these, how many the prefix cache supplied at first scheduling.
         max_tokens: tokens that a sample may have: what was asked for, or fewer where the context ends sooner.
+        prompt_characters_removed: characters that cleansing took out of the prompt's texts.
         num_blocks: KV blocks that the samples of this output hold, those that they share counted once.
         error: the error (``ForgeError.to_json`` shape) when a sample finished with ``error``.
     """
@@ -113,6 +117,7 @@ class RequestOutput:
     error: dict[str, Any] | None = None
     max_tokens: int = 0
     num_blocks: int = 0
+    prompt_characters_removed: int = 0
 
     @property
     def text(self) -> str:

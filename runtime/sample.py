@@ -48,6 +48,13 @@ class Sample:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.last_token_at: float | None = None
+        #: whether an output was taken already
+        self.told = False
+
+    @property
+    def untold(self) -> int:
+        """Tokens since the last output."""
+        return len(self._tokens)
 
     def accept(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Take the next token; sets :attr:`finish_reason` when it ends the sample."""
@@ -124,7 +131,7 @@ class Sample:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
         )
-        self._text, self._tokens, self._logprobs = [], [], []
+        self._text, self._tokens, self._logprobs, self.told = [], [], [], True
         return output
 
     def _show(self, piece: str, *, armed: bool) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime import errors
+from runtime.coalescing import Coalescer
 from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
@@ -55,6 +56,7 @@ class AsyncEngine:
         self._inbox: deque[PreparedRequest | str] = deque()
         self._arriving = 0  # requests in the inbox
         self._callbacks: dict[str, Callback] = {}
+        self._coalescer = Coalescer() if core.config.coalesce else None
         self._ids = itertools.count()
         self._draining = False
         self._stopping = False
@@ -270,12 +272,17 @@ class AsyncEngine:
 
     def _obey(self, command: PreparedRequest | str) -> None:
         if isinstance(command, str):
-            self._deliver(self.core.abort(command))
+            ends, last = (command, None) if self._coalescer is None else self._coalescer.leave(command)
+            if last is not None:
+                self._tell(last)
+            if ends is not None:
+                self._deliver(self.core.abort(ends))
             return
         request_id = command.request.request_id
         assert request_id is not None
         try:
-            self.core.add_request(command)
+            if not self._joins(command):
+                self.core.add_request(command)
         except ForgeError as error:
             self._deliver(_failed(request_id, error, len(command.prompt)))
         except Exception as error:  # whatever it is, it is this request's and no other's
@@ -285,9 +292,27 @@ class AsyncEngine:
             with self._changed:
                 self._arriving -= 1
 
+    def _joins(self, command: PreparedRequest) -> bool:
+        """Whether a request gets the answer of an equal one that runs; it is told what that one said so far."""
+        if self._coalescer is None:
+            return False
+        joins, so_far = self._coalescer.join(command)
+        self.core.metrics.counters["requests_coalesced_total"] += joins
+        if so_far is not None:
+            self._tell(so_far)
+        return joins
+
     def _deliver(self, output: RequestOutput | None) -> None:
+        """Hand an output of the core to whoever asked for it."""
         if output is None:
             return
+        if self._coalescer is None:
+            self._tell(output)
+            return
+        for one in self._coalescer.outputs(output):
+            self._tell(one)
+
+    def _tell(self, output: RequestOutput) -> None:
         callback = self._callbacks.get(output.request_id)
         if callback is None:
             return
@@ -297,7 +322,9 @@ class AsyncEngine:
         except Exception:
             log.warning("client of %s is gone; cancelling", output.request_id, exc_info=True)
             gone = True
-            self.core.abort(output.request_id)
+            ends = output.request_id if self._coalescer is None else self._coalescer.drop(output.request_id)
+            if ends is not None:
+                self.core.abort(ends)
         if output.finished or gone:
             with self._changed:
                 self._callbacks.pop(output.request_id, None)

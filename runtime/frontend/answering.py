@@ -43,7 +43,8 @@ class Answer:
             "sequence_index": lambda _, sample: _i32([[sample.index]]),
             "finish_reason": lambda _, sample: np.array([[str(sample.finish_reason or "").encode()]], dtype=np.object_),
             "num_input_tokens": lambda output, _: _i32([[output.num_prompt_tokens]]),
-            "num_output_tokens": lambda _, sample: _i32([[sample.num_tokens]]),
+            "num_output_tokens": lambda _, sample: _i32([[self._count(sample)]]),
+            "num_cached_tokens": lambda output, _: _i32([[output.num_cached_tokens]]),
         }
         if asked.tokens:
             self._makers |= {
@@ -59,6 +60,8 @@ class Answer:
             arrays = {name: make(output, sample) for name, make in self._makers.items() if name in self._wanted}
             if sample.finish_reason is not None and "max_tokens_granted" in self._wanted:
                 arrays["max_tokens_granted"] = _i32([[output.max_tokens]])
+            if output.prompt_characters_removed and "prompt_characters_removed" in self._wanted:
+                arrays["prompt_characters_removed"] = _i32([[output.prompt_characters_removed]])
             if self._asked.metrics:
                 arrays |= self._picked(performance(output, self._block_size))
             if self._asked.metrics or self._speculates:
@@ -67,6 +70,9 @@ class Answer:
 
     def _picked(self, arrays: Arrays) -> Arrays:
         return {name: array for name, array in arrays.items() if name in self._wanted}
+
+    def _count(self, sample: SampleOutput) -> int:
+        return len(sample.token_ids) if self._asked.own_counts else sample.num_tokens
 
     def _text(self, output: RequestOutput, sample: SampleOutput) -> npt.NDArray[Any]:
         return np.array([(self._asked.echo + sample.text).encode()], dtype=np.object_)

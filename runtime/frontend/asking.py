@@ -8,6 +8,7 @@ departure: a ``temperature`` other than 1 (which clients always send) asks for a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.errors import needs_tokenizer
 from runtime.frontend.names import refuse_missing
 from runtime.frontend.offered import refuse_not_offered
 from runtime.frontend.reading import Rows, text, together
@@ -24,6 +26,8 @@ from trtforge.ground.errors import ForgeError
 
 Encode = Callable[[str], list[int]]
 
+#: the ways in which a prompt may come; exactly one does
+PROMPTS = ("text_input", "input_ids", "messages")
 _FLOATS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 #: a JSON object or array, which guide type ``json`` asks for
 _ANY_JSON = '{"type": ["object", "array"]}'
@@ -36,7 +40,7 @@ READ = frozenset(
         "embedding_bias", "embedding_bias_words", "embedding_bias_weights", "end_id", "return_log_probs",
         "return_perf_metrics", "exclude_input_in_output", "num_return_sequences", "beam_width", "priority",
         "timeout_ms", "guided_decoding_guide_type", "guided_decoding_guide", "stop", "speculate",
-        "num_draft_tokens",
+        "num_draft_tokens", "messages", "cache_salt", "return_num_output_tokens", "stream_interval",
     }
 )  # fmt: skip
 
@@ -50,6 +54,7 @@ class Asked:
         echo_tokens: tokens before the answer, likewise.
         tokens: the prompt came as tokens; the answer's end token is then left out of ``output_ids``.
         log_probs, metrics: which optional outputs are wanted.
+        own_counts: each response counts its own tokens and not those so far, so that a stream's counts add up.
     """
 
     request: Request
@@ -58,6 +63,22 @@ class Asked:
     tokens: bool = False
     log_probs: bool = False
     metrics: bool = False
+    own_counts: bool = False
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds for a client that does not say.
+
+    Attributes:
+        exclude_input: the prompt stays out of a text answer.
+        max_tokens: tokens of an answer; None: a request has to say.
+        timeout: seconds from arrival to the deadline; None: none.
+    """
+
+    exclude_input: bool = True
+    max_tokens: int | None = None
+    timeout: float | None = None
 
 
 def read(
@@ -65,7 +86,8 @@ def read(
     *,
     eos_token_ids: tuple[int, ...] = (),
     encode: Encode | None = None,
-    exclude_default: bool = True,
+    defaults: Defaults = Defaults(),
+    triton_timeout: float | None = None,
 ) -> list[Asked]:
     """What a client asks for, one entry a row.
 
@@ -73,52 +95,77 @@ def read(
         tensors: arrays by input name with the batch axis first; inputs that were not sent are left out.
         eos_token_ids: the model's end-of-sequence tokens, which an ``end_id`` of the client replaces.
         encode: tokens of a text without special tokens, for ``embedding_bias_words``.
-        exclude_default: whether the prompt stays out of a text answer when the client does not say.
+        defaults: what holds for a client that does not say.
+        triton_timeout: seconds of Triton's own ``timeout`` of the request; None: the client gave none.
 
     Raises:
-        ForgeError: ``TF-RUN-101`` … ``109``, ``117``, ``118`` and the codes of SamplingParams.
+        ForgeError: ``TF-RUN-101`` … ``109``, ``117``, ``118``, ``130``, ``131`` and the codes of SamplingParams.
     """
     rows = Rows(tensors)
-    given = {*tensors, *(["text_input"] if "input_ids" in rows else [])}
-    refuse_missing(given)
-    if "text_input" in rows and "input_ids" in rows:
+    prompts = [name for name in PROMPTS if name in rows]
+    refuse_missing(
+        {
+            *tensors,
+            *(["text_input"] if prompts else []),
+            *(["max_tokens"] if defaults.max_tokens is not None else []),
+        }
+    )
+    if len(prompts) > 1:
         raise ForgeError(
             "TF-RUN-108",
-            "text_input and input_ids came together",
-            why="a request has one prompt, as text or as tokens",
+            f"{' and '.join(prompts)} came together",
+            why="a request has one prompt: a text, tokens or a chat",
             remedies=["send one of them"],
         )
     refuse_not_offered(rows)
-    return [_row(rows, row, eos_token_ids, encode, exclude_default) for row in range(rows.count)]
+    return [_row(rows, row, eos_token_ids, encode, defaults, triton_timeout) for row in range(rows.count)]
 
 
-def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, exclude_default: bool) -> Asked:
+def _row(
+    rows: Rows,
+    row: int,
+    eos: tuple[int, ...],
+    encode: Encode | None,
+    defaults: Defaults,
+    triton_timeout: float | None,
+) -> Asked:
     tokens = "input_ids" in rows
     stream, chat = rows.flag("stream", row), rows.flag("chat", row)
-    params = SamplingParams(**_sampling(rows, row, eos, encode))
-    timeout = None
-    if "timeout_ms" in rows:
-        timeout = int(rows.one("timeout_ms", row)) / 1000.0
-        if timeout <= 0:
-            raise ForgeError(
-                "TF-RUN-104",
-                "the deadline has passed already",
-                asked=f"timeout_ms: {rows.one('timeout_ms', row)}",
-                remedies=["timeout_ms: 30000", "leave timeout_ms out"],
-            )
+    params = SamplingParams(**_sampling(rows, row, eos, encode, defaults))
     common: dict[str, Any] = {
         "params": params,
         "priority": int(rows.one("priority", row, 0)),
-        "timeout": timeout,
+        "timeout": _timeout(rows, row, defaults, triton_timeout),
         "stream": stream,
+        "stream_interval": _stream_interval(rows, row),
+        "cache_salt": text("cache_salt", rows.one("cache_salt", row, "")),
         "speculate": _speculate(rows, row),
     }
     wants: dict[str, Any] = {
         "log_probs": rows.flag("return_log_probs", row),
         "metrics": rows.flag("return_perf_metrics", row),
+        "own_counts": rows.flag("return_num_output_tokens", row),
     }
+    if not tokens and "input_lengths" in rows:
+        raise ForgeError(
+            "TF-RUN-108",
+            "input_lengths came without input_ids",
+            why="it says how many of input_ids' tokens are the prompt",
+            remedies=["leave input_lengths out", "send input_ids"],
+        )
+    if chat or "messages" in rows:
+        _refuse_echo_of_chat(rows, row, stream)
+    if "messages" in rows:
+        if chat:
+            raise ForgeError(
+                "TF-RUN-108",
+                "chat came with messages",
+                why="messages are a chat already; chat is for a text_input that becomes one user message",
+                remedies=["leave chat out", "send text_input"],
+            )
+        return Asked(Request(messages=_messages(text("messages", rows.one("messages", row))), **common), **wants)
     # TensorRT-LLM repeats the prompt in whole answers only: a stream has nothing but new tokens.
-    echo = not stream and not rows.flag("exclude_input_in_output", row, exclude_default and not tokens)
+    echo = not stream and not rows.flag("exclude_input_in_output", row, defaults.exclude_input and not tokens)
     if tokens:
         if chat:
             raise ForgeError(
@@ -136,6 +183,69 @@ def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, excl
     if chat:
         return Asked(Request(messages=[{"role": "user", "content": prompt_text}], **common), **wants)
     return Asked(Request(prompt=prompt_text, **common), echo=prompt_text if echo else "", **wants)
+
+
+def _refuse_echo_of_chat(rows: Rows, row: int, stream: bool) -> None:
+    if not stream and not rows.flag("exclude_input_in_output", row, True):
+        raise ForgeError(
+            "TF-RUN-108",
+            "exclude_input_in_output: false came with a chat",
+            why="a chat's text is its template's and nothing that the client sent; it is not repeated",
+            remedies=["leave exclude_input_in_output out"],
+        )
+
+
+def _timeout(rows: Rows, row: int, defaults: Defaults, triton_timeout: float | None) -> float | None:
+    """Seconds from arrival to the deadline: the earlier one of ``timeout_ms`` and Triton's own ``timeout``."""
+    given = [] if triton_timeout is None else [triton_timeout]
+    if "timeout_ms" in rows:
+        timeout = int(rows.one("timeout_ms", row)) / 1000.0
+        if timeout <= 0:
+            raise ForgeError(
+                "TF-RUN-104",
+                "the deadline has passed already",
+                asked=f"timeout_ms: {rows.one('timeout_ms', row)}",
+                remedies=["timeout_ms: 30000", "leave timeout_ms out"],
+            )
+        given.append(timeout)
+    return min(given, default=defaults.timeout)
+
+
+def _stream_interval(rows: Rows, row: int) -> int | None:
+    """Tokens a streamed response; None: the server's choice."""
+    if "stream_interval" not in rows:
+        return None
+    interval = int(rows.one("stream_interval", row))
+    if interval < 1:
+        raise ForgeError(
+            "TF-RUN-131",
+            f"stream_interval is {interval}; it must be at least 1",
+            asked=f"stream_interval: {interval}",
+            why="so many new tokens make a streamed response",
+            remedies=["stream_interval: 1", "leave stream_interval out"],
+        )
+    return interval
+
+
+def _messages(written: str) -> list[dict[str, Any]]:
+    """A chat from its JSON; what the messages hold is the template's to judge (``TF-RUN-092``)."""
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise _no_chat(written, f"it is no JSON: {error}") from None
+    if not isinstance(found, list) or not found or not all(isinstance(message, dict) for message in found):
+        raise _no_chat(written, "it is no list of objects")
+    return found
+
+
+def _no_chat(written: str, why: str) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-130",
+        "messages is no chat",
+        asked=written[:100],
+        why=why[:200],
+        remedies=['messages: [{"role": "user", "content": "Hello"}], as one JSON text', "send text_input"],
+    )
 
 
 def _speculate(rows: Rows, row: int) -> bool:
@@ -189,16 +299,24 @@ def _prompt_tokens(rows: Rows, row: int) -> list[int]:
     return [int(token) for token in ids[:length]]
 
 
-def _sampling(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None) -> dict[str, Any]:
-    given: dict[str, Any] = {"max_tokens": int(rows.one("max_tokens", row))}
+def _sampling(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, defaults: Defaults) -> dict[str, Any]:
+    given: dict[str, Any] = {"max_tokens": int(rows.one("max_tokens", row, defaults.max_tokens))}
     given |= {name: float(rows.one(name, row)) for name in _FLOATS if name in rows}
     given |= _choice(rows, row)
     for name, inner in (("min_tokens", "min_tokens"), ("num_return_sequences", "n")):
         if name in rows:
             given[inner] = int(rows.one(name, row))
-    for name in ("random_seed", "seed"):  # the newer name wins
-        if name in rows:
-            given["seed"] = int(rows.one(name, row))
+    seeds = {name: int(rows.one(name, row)) for name in ("seed", "random_seed") if name in rows}
+    if len(set(seeds.values())) > 1:
+        raise ForgeError(
+            "TF-RUN-108",
+            "seed and random_seed came with different values",
+            asked=", ".join(f"{name}: {seed}" for name, seed in seeds.items()),
+            why="both are names of one thing",
+            remedies=["send seed alone"],
+        )
+    if seeds:
+        given["seed"] = next(iter(seeds.values()))
     if rows.flag("return_log_probs", row):
         given["logprobs"] = 0
     given |= _end(rows, row, eos)
@@ -284,6 +402,8 @@ def _bias(rows: Rows, row: int, encode: Encode | None) -> dict[int, float]:
             why="each word has its own weight",
             remedies=["send as many weights as words"],
         )
+    if any(words) and encode is None:
+        raise needs_tokenizer("embedding_bias_words")
     for word, weight in zip(words, weights, strict=True):
         for token in encode(word) if encode is not None and word else ():
             bias[token] = bias.get(token, 0.0) + weight
@@ -294,7 +414,15 @@ def _guide(rows: Rows, row: int) -> GuidedDecoding | None:
     """The grammar that an answer is held to."""
     kind = text("guided_decoding_guide_type", rows.one("guided_decoding_guide_type", row, ""))
     guide = text("guided_decoding_guide", rows.one("guided_decoding_guide", row, ""))
-    if kind == "json" and not guide:
+    if kind == "json":
+        if guide:
+            raise ForgeError(
+                "TF-RUN-108",
+                "guided_decoding_guide came with guided_decoding_guide_type json",
+                asked=f"guided_decoding_guide: {guide[:100]}",
+                why="json asks for any JSON object or array, and takes no guide",
+                remedies=["guided_decoding_guide_type: json_schema", "leave guided_decoding_guide out"],
+            )
         return GuidedDecoding(json_schema=_ANY_JSON)
     if not together({"guided_decoding_guide_type": bool(kind), "guided_decoding_guide": bool(guide)}):
         return None
@@ -304,8 +432,6 @@ def _guide(rows: Rows, row: int) -> GuidedDecoding | None:
         return GuidedDecoding(regex=guide)
     if kind == "ebnf_grammar":
         return GuidedDecoding(grammar=guide)
-    if kind == "json":
-        return GuidedDecoding(json_schema=_ANY_JSON)
     raise ForgeError(
         "TF-RUN-109",
         f"guided_decoding_guide_type {kind!r} is not known",

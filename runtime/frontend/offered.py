@@ -77,7 +77,7 @@ NOT_OFFERED: Mapping[str, tuple[str, Asks]] = {
 WITHOUT_EFFECT = frozenset(
     {
         "length_penalty", "early_stopping", "beam_search_diversity_rate", "pad_id", "top_p_min", "top_p_reset_ids",
-        "return_num_input_tokens", "return_num_output_tokens",
+        "return_num_input_tokens",
     }
 )  # fmt: skip
 

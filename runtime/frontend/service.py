@@ -2,29 +2,38 @@
 
 A client's request may hold several prompts and ask for several samples of each: every prompt is a request of the
 engine, and every piece of news is a response of its own, until the last one ends them all. A fault of one prompt ends
-the client's request. In a model that is not decoupled the one response has to be the whole answer.
+the client's request. In a model that is not decoupled the one response has to be the whole answer. The stepping thread
+leaves what is new in an outbox (:mod:`runtime.frontend.outbox`), whose thread sends it.
+
+A client's request id begins the ids of its prompts in the engine, so that log lines name it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from runtime import errors
 from runtime.frontend.answering import Answer
-from runtime.frontend.asking import Asked, Encode, read
+from runtime.frontend.asking import Asked, Defaults, Encode, read
 from runtime.frontend.names import refuse_unknown
+from runtime.frontend.outbox import Box, Outbox
+from runtime.frontend.server_log import NAME, shown_id
 from runtime.request import Request, RequestOutput
 from runtime.serving import AsyncEngine
 from runtime.triton_channel import Channel
 from trtforge.ground.drain_notice import DrainNotice
-from trtforge.ground.errors import ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.templates.chat_workers import MOST, MOST_SLOW
 
+log = logging.getLogger(NAME)
 #: a parameter that NVIDIA's token client sends beside its tensor ``streaming``
 TOKEN_CLIENT_PARAMETERS = frozenset({"Streaming"})
 
@@ -36,8 +45,9 @@ class Service:
         engine: what answers.
         backend: the module ``triton_python_backend_utils``.
         inputs: names of the model's inputs.
-        exclude_default: whether the prompt stays out of a text answer when the client does not say.
+        exclude_default: what ``defaults`` says of the prompt in the answer, from models written before there were any.
         decoupled: whether a request may have more than one response.
+        defaults: what holds for a client that does not say.
     """
 
     def __init__(
@@ -48,21 +58,24 @@ class Service:
         inputs: Collection[str],
         exclude_default: bool = True,
         decoupled: bool = True,
+        defaults: Defaults | None = None,
     ) -> None:
         self._engine = engine
         self._backend = backend
         self._inputs = inputs
-        self._exclude_default = exclude_default
+        self._defaults = defaults or Defaults(exclude_input=exclude_default)
         self._decoupled = decoupled
         self._notice = DrainNotice()
         self._lock = threading.Lock()
         self._live: set[_Job] = set()
+        self._numbers = itertools.count()
+        self._outbox = Outbox()
         self._chats = ThreadPoolExecutor(MOST + MOST_SLOW, "chats")
 
     def take(self, request: Any) -> None:
         """Submit one of Triton's requests; whatever is wrong with it is its answer."""
         client = Channel(request.get_response_sender(), self._backend)
-        _answering(client, partial(self._submit, request, client))
+        self._answering(client, request.request_id(), partial(self._submit, request, client))
 
     def idle(self) -> bool:
         """Whether every client that was there at the last :meth:`watch` has its answer."""
@@ -72,6 +85,10 @@ class Service:
     def close(self) -> None:
         """Wait for the chats that are being rendered; nothing is taken any more."""
         self._chats.shutdown()
+
+    def flush(self, timeout: float = 5.0) -> None:
+        """Send what the engine still had to say; after its shutdown."""
+        self._outbox.close(timeout)
 
     def watch(self) -> None:
         """Cancel the requests whose clients have gone, and end all of them when a drain's time is over."""
@@ -97,14 +114,18 @@ class Service:
             tensors,
             eos_token_ids=self._engine.eos_token_ids,
             encode=self._encode(),
-            exclude_default=self._exclude_default,
+            defaults=self._defaults,
+            triton_timeout=request.timeout() / 1e6 or None,
         )
         if by_tokens:
             _agree(request.parameters(), asked)
         if not self._decoupled:
             _one_response(asked)
+        name = request.request_id()
+        if name:
+            asked = [replace(one, request=replace(one.request, request_id=self._engine_id(name))) for one in asked]
         wanted = frozenset(request.requested_output_names())
-        job = _Job(client, self._engine, request.request_id(), len(asked))
+        job = _Job(client, self._engine, name, len(asked))
         block_size = self._engine.core.executor.block_size
         speculates = self._engine.speculates
         answers = [Answer(one, row, wanted, block_size, speculates=speculates) for row, one in enumerate(asked)]
@@ -112,7 +133,7 @@ class Service:
         start = partial(self._start, job, pairs)
         if any(one.request.messages is not None for one in asked):
             # a chat waits for its template, and nothing else waits for the chat
-            self._chats.submit(_answering, client, start)
+            self._chats.submit(self._answering, client, name, start)
         else:
             start()
 
@@ -121,16 +142,21 @@ class Service:
         with self._lock:
             self._live.add(job)
 
+    def _engine_id(self, name: str) -> str:
+        """An id in the engine that begins with the client's, which several requests may share."""
+        return f"{shown_id(name)}#{next(self._numbers)}"
+
     def _encode(self) -> Encode | None:
         tokenizer = self._engine.core.tokenizer
         return None if tokenizer is None else lambda text: tokenizer.encode(text, add_special_tokens=False)
 
     def _deliverer(self, job: _Job, answer: Answer) -> Callable[[RequestOutput], None]:
-        def deliver(output: RequestOutput) -> None:
+        def send(output: RequestOutput) -> None:
             if job.client.ended:  # another prompt failed, or the client has gone
                 job.cancel()
                 return
             if output.error is not None:
+                log.warning("%s failed: %s: %s", output.request_id, output.error["code"], output.error["message"][:200])
                 job.client.fail(output.error)
                 job.cancel()
                 return
@@ -146,7 +172,20 @@ class Service:
             if not job.open:
                 job.client.end(self._nothing())
 
-        return deliver
+        return partial(self._outbox.put, Box(send, job.cancel))
+
+    def _answering(self, client: Channel, name: str, work: Callable[[], None]) -> None:
+        """Do ``work``; whatever goes wrong, the client gets an answer, and it is counted and logged."""
+        try:
+            work()
+            return
+        except ForgeError as error:
+            told, level = error.to_json(), logging.WARNING if error.exit_code is ExitCode.INTERNAL else logging.INFO
+        except Exception as error:
+            told, level = {"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"}, logging.ERROR
+        self._engine.core.metrics.reject(told["code"])
+        log.log(level, "request %r refused: %s: %s", shown_id(name), told["code"], told["message"][:200])
+        client.fail(told)
 
     def _nothing(self) -> Any:
         """A response without outputs: a model that is not decoupled has to give one."""
@@ -168,7 +207,7 @@ class Service:
 
 
 class _Job:
-    """One of Triton's requests: its way back, and what runs for it. ``open`` is the stepping thread's alone."""
+    """One of Triton's requests: its way back, and what runs for it. ``open`` is the sender thread's alone."""
 
     def __init__(self, client: Channel, engine: AsyncEngine, request_id: str, prompts: int) -> None:
         self.client = client
@@ -180,16 +219,6 @@ class _Job:
     def cancel(self) -> None:
         for key in self.keys:
             self._engine.cancel(key)
-
-
-def _answering(client: Channel, work: Callable[[], None]) -> None:
-    """Do ``work``; whatever goes wrong, the client gets an answer."""
-    try:
-        work()
-    except ForgeError as error:
-        client.fail(error.to_json())
-    except Exception as error:
-        client.fail({"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
 
 
 def _agree(parameters: str, asked: list[Asked]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
 from triton_repo.layouts import native_names
+from triton_repo.layouts.native_serving import parameters_of
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from triton_repo.layouts.writing import from_model
 from trtforge.drafting.record import read_speculation
@@ -29,6 +30,7 @@ from trtforge.targets.layouts import NATIVE
 if TYPE_CHECKING:
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.recipe.schema import Recipe
+    from trtforge.recipe.schema_serving import Serving
 
 ENGINE_FILE = "engine.json"
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
@@ -45,6 +47,7 @@ def emit(
     engine_reference: str = "../../engine",
     decoupled: bool = True,
     client_names: bool = False,
+    serving: Serving | None = None,
 ) -> dict[str, Any]:
     """Write the repository below ``out`` (an empty or missing folder).
 
@@ -54,6 +57,7 @@ def emit(
         name: the model's name, as clients say it.
         engine_reference: ``engine_dir`` parameter: relative to the model's folder.
         decoupled: answers may be streamed; without, plain ``infer`` calls work and get one whole answer.
+        serving: the recipe's; None: as by default.
         client_names: also write ``ensemble``, ``tensorrt_llm_bls`` and ``tensorrt_llm``.
 
     Returns:
@@ -81,6 +85,7 @@ def emit(
             "engine_dir": engine_reference,
             **{name: str(limits[name]) for name in LIMITS},
             "exclude_input_in_output": "true",
+            **({} if serving is None else parameters_of(serving)),
             # only where there is something to say: repositories of other engines stay as they are
             **({} if record is None else {"speculation": record.method}),
         },
@@ -182,6 +187,7 @@ def _for(recipe: Recipe, engine_dir: Path, out: Path, name: str, reference: str)
         engine_reference=reference,
         decoupled=recipe.triton.decoupled,
         client_names=recipe.triton.client_names,
+        serving=recipe.serving,
     )
 
 

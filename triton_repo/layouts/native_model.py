@@ -20,7 +20,9 @@ import trtforge  # noqa: F401  before the others, which are found through it and
 
 # isort: split
 import plugins.host
+from runtime.frontend.server_log import write_to
 from runtime.frontend.service import Service
+from runtime.frontend.settings import Settings
 from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
 from runtime.speculation.draft import Point
@@ -61,14 +63,16 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         engine_dir = (Path(args["model_repository"]) / parameters["engine_dir"]).resolve()
-        self._engine = AsyncEngine.load(engine_dir)
+        write_to(pb_utils.Logger)
+        settings = Settings.read(parameters)
+        self._engine = AsyncEngine.load(engine_dir, config=settings.engine)
         self._check(parameters, engine_dir)
         self._service = Service(
             self._engine,
             pb_utils,
             inputs=[tensor["name"] for tensor in config["input"]],
-            exclude_default=parameters["exclude_input_in_output"] == "true",
             decoupled=bool(config["model_transaction_policy"]["decoupled"]),
+            defaults=settings.defaults,
         )
         tokenizer = self._engine.core.tokenizer
         if tokenizer is not None:
@@ -131,6 +135,7 @@ class TritonPythonModel:
         self._watcher.join(timeout=5)
         self._service.close()
         self._engine.shutdown()
+        self._service.flush()
         self._figures.close()
 
 

@@ -53,7 +53,13 @@ _NATIVE_INPUTS: tuple[TensorRow, ...] = (
     TensorRow("return_log_probs", "BOOL", (1,), True, "fill cum_log_probs and output_log_probs"),
     TensorRow("return_perf_metrics", "BOOL", (1,), True, "fill the outputs of cache, time and speculation"),
     TensorRow("return_num_input_tokens", "BOOL", (1,), True, "accepted for compatibility; it is always there"),
-    TensorRow("return_num_output_tokens", "BOOL", (1,), True, "accepted for compatibility; it is always there"),
+    TensorRow(
+        "return_num_output_tokens",
+        "BOOL",
+        (1,),
+        True,
+        "true: each response counts its own tokens, as TensorRT-LLM does",
+    ),
     TensorRow("exclude_input_in_output", "BOOL", (1,), True, "false puts the prompt before a whole answer"),
     TensorRow("length_penalty", "FP32", (1,), True, "accepted for compatibility; it weighs beams"),
     TensorRow("beam_width", "INT32", (1,), True, "accepted when 1: beam search is not offered"),
@@ -61,6 +67,11 @@ _NATIVE_INPUTS: tuple[TensorRow, ...] = (
     TensorRow("timeout_ms", "INT32", (1,), True, "deadline from arrival; the answer so far is then returned"),
     TensorRow(
         "speculate", "BOOL", (1,), True, "false: no drafts for this request; default true, where the engine has any"
+    ),
+    TensorRow("messages", "STRING", (1,), True, "a chat instead of text_input: JSON, a list of {role, content}"),
+    TensorRow("cache_salt", "STRING", (1,), True, "shares cached prefixes with requests of the same salt alone"),
+    TensorRow(
+        "stream_interval", "INT32", (1,), True, "tokens a streamed response; default the server's, the first at once"
     ),
     TensorRow("stop", "BOOL", (1,), True, "end the running request with this request id"),
     TensorRow("input_ids", "INT32", (-1,), True, "the prompt as tokens"),
@@ -71,6 +82,8 @@ _NATIVE_INPUTS: tuple[TensorRow, ...] = (
 )
 _NATIVE_OUTPUTS: tuple[TensorRow, ...] = (
     TensorRow("max_tokens_granted", "INT32", (1,), False, "max_tokens, or fewer where the context ends sooner"),
+    TensorRow("prompt_characters_removed", "INT32", (1,), False, "what serving.cleanse took out, where it took any"),
+    TensorRow("num_cached_tokens", "INT32", (1,), False, "tokens of the prompt that the prefix cache supplied"),
 )
 
 
@@ -90,6 +103,7 @@ def _typed(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
 
 INPUTS: tuple[TensorRow, ...] = _typed((*_NATIVE_INPUTS, *_others((*BLS_INPUTS, *ENGINE_INPUTS), _NATIVE_INPUTS)))
 #: inputs and outputs of ours that models with other names have too, so that nothing is silent there
-OWN_INPUTS = tuple(row for row in _NATIVE_INPUTS if row.name in ("min_p", "priority", "timeout_ms", "speculate"))
+_OWN = ("min_p", "priority", "timeout_ms", "speculate", "cache_salt", "stream_interval")
+OWN_INPUTS = tuple(row for row in _NATIVE_INPUTS if row.name in _OWN)
 OWN_OUTPUTS: tuple[TensorRow, ...] = (*_NATIVE_OUTPUTS, *(row for row in BLS_OUTPUTS if row.name == "finish_reason"))
 OUTPUTS: tuple[TensorRow, ...] = _typed((*_NATIVE_OUTPUTS, *_others((*BLS_OUTPUTS, *ENGINE_OUTPUTS), _NATIVE_OUTPUTS)))

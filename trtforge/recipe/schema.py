@@ -15,6 +15,7 @@ from trtforge.formats.table import UNQUANTIZED, scope_exclude
 from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction, Seconds, Size
 from trtforge.recipe.schema_evals import Evals
+from trtforge.recipe.schema_serving import Serving
 from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
 from trtforge.targets.layouts import LAYOUTS, NATIVE, Layout, LayoutName
 from trtforge.targets.tensorrt import TensorRt
@@ -371,6 +372,7 @@ class Recipe(Section):
     speculation: Speculation = Speculation()
     build: Build = Build()
     triton: Triton = Triton()
+    serving: Serving = Serving()
     bench: Bench = Bench()
     waive: dict[str, str] = Field(default_factory=dict, description="Preflight code: justification")
 

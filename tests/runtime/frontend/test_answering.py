@@ -23,12 +23,35 @@ def test_a_text_answer_has_the_ensembles_shapes_and_the_prompt_once():
     assert arrays["text_output"].shape == (1,)
     assert arrays["text_output"][0].decode() == "Hi ä"
     assert arrays["finish_reason"].tolist() == [[b"stop"]]
-    expected = {"batch_index": 2, "sequence_index": 0, "num_input_tokens": 5, "num_output_tokens": 3}
+    expected = {
+        "batch_index": 2,
+        "sequence_index": 0,
+        "num_input_tokens": 5,
+        "num_output_tokens": 3,
+        "num_cached_tokens": 0,
+    }
     assert {name: arrays[name].tolist() for name in expected} == {name: [[value]] for name, value in expected.items()}
     assert arrays["max_tokens_granted"].tolist() == [[9]]
     assert "output_ids" not in arrays
     assert "cum_log_probs" not in arrays
     assert "arrival_time_ns" not in arrays
+
+
+def test_counts_of_a_stream_add_up_where_a_client_asks_for_its_responses_own():
+    pieces = [SampleOutput(0, token_ids=[1, 2], num_tokens=2), SampleOutput(0, num_tokens=2)]
+    pieces.append(SampleOutput(0, token_ids=[3], num_tokens=3, finish_reason=FinishReason.LENGTH))
+    outputs = [RequestOutput("r", [piece], piece.finish_reason is not None, 5, 4) for piece in pieces]
+    own = [_one(Asked(REQUEST, own_counts=True), output)["num_output_tokens"].item() for output in outputs]
+    so_far = [_one(Asked(REQUEST), output)["num_output_tokens"].item() for output in outputs]
+    assert (own, so_far) == ([2, 0, 1], [2, 2, 3])
+    assert _one(Asked(REQUEST), outputs[0])["num_cached_tokens"].tolist() == [[4]]
+
+
+def test_what_cleansing_took_out_is_said_where_it_took_any():
+    sample = SampleOutput(0, text="a")
+    assert "prompt_characters_removed" not in _one(Asked(REQUEST), RequestOutput("r", [sample], False, 5))
+    output = RequestOutput("r", [sample], False, 5, prompt_characters_removed=2)
+    assert _one(Asked(REQUEST), output)["prompt_characters_removed"].tolist() == [[2]]
 
 
 def test_only_what_is_wanted():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.frontend.asking import GUIDE_TYPES, read
+from runtime.frontend.asking import GUIDE_TYPES, Defaults, read
 from runtime.frontend.offered import NOT_OFFERED
 from trtforge.ground.errors import ForgeError
 
@@ -45,8 +45,8 @@ def test_defaults_are_greedy_and_not_streamed():
 
 def test_a_seed_alone_stays_greedy_and_a_temperature_samples():
     assert _request(_tensors(random_seed=_value(3, np.uint64))).params.greedy
-    both = _tensors(random_seed=_value(3, np.uint64), seed=_value(4, np.uint64))
-    assert _request(both).params.seed == 4
+    both = _tensors(random_seed=_value(3, np.uint64), seed=_value(3, np.uint64))
+    assert _request(both).params.seed == 3
     sampled = _request(_tensors(random_seed=_value(3, np.uint64), temperature=_value(0.5, np.float32)))
     assert not sampled.params.greedy
     assert sampled.params.seed == 3
@@ -56,6 +56,47 @@ def test_chat_becomes_a_user_message():
     request = _request(_tensors(chat=_value(True, bool)))
     assert request.prompt is None
     assert request.messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_messages_are_a_chat():
+    written = '[{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]'
+    tensors = {"messages": _text(written), "max_tokens": _value(3, np.int32)}
+    request = _request(tensors)
+    assert (request.prompt, request.prompt_token_ids) == (None, None)
+    assert [message["role"] for message in request.messages] == ["system", "user"]
+    assert _code({**tensors, "chat": _value(True, bool)}).code == "TF-RUN-108"
+    for bad in ("", "Hi", "[]", "{}", '["Hi"]', "[" * 100_000, '[{"role": "user"'):
+        assert _code({**tensors, "messages": _text(bad)}).code == "TF-RUN-130"
+    two = {"messages": np.array([[written.encode()]] * 2, dtype=object), "max_tokens": np.array([[1], [2]], np.int32)}
+    assert [asked.request.params.max_tokens for asked in read(two)] == [1, 2]
+
+
+def test_what_the_server_says_holds_for_clients_that_do_not():
+    defaults = Defaults(max_tokens=9, timeout=5.0)
+    silent = {"text_input": _text("Hi")}
+    request = read(silent, defaults=defaults)[0].request
+    assert (request.params.max_tokens, request.timeout) == (9, 5.0)
+    spoken = {**silent, "max_tokens": _value(3, np.int32), "timeout_ms": _value(70_000, np.int32)}
+    request = read(spoken, defaults=defaults)[0].request
+    assert (request.params.max_tokens, request.timeout) == (3, 70.0)
+    assert _code(silent, defaults=Defaults()).code == "TF-RUN-117"
+
+
+def test_the_earlier_of_both_deadlines_holds():
+    """``timeout_ms`` and the ``timeout`` of Triton's own protocol."""
+    spoken = _tensors(timeout_ms=_value(2000, np.int32))
+    assert read(spoken, triton_timeout=1.5)[0].request.timeout == 1.5
+    assert read(spoken, triton_timeout=9.0)[0].request.timeout == 2.0
+    assert read(_tensors(), triton_timeout=9.0)[0].request.timeout == 9.0
+    assert read(_tensors())[0].request.timeout is None
+
+
+def test_salt_interval_and_own_counts_go_with_the_request():
+    asked = read(_tensors(cache_salt=_text("ä"), stream_interval=_value(4, np.int32)))[0]
+    assert (asked.request.cache_salt, asked.request.stream_interval, asked.own_counts) == ("ä", 4, False)
+    silent = _request(_tensors())
+    assert (silent.cache_salt, silent.stream_interval) == ("", None)
+    assert read(_tensors(return_num_output_tokens=_value(True, bool)))[0].own_counts
 
 
 def test_words_drop_the_empty_strings_that_clients_send_for_none():
@@ -89,6 +130,14 @@ def test_an_end_id_replaces_the_models_own():
         ("TF-RUN-108", {"embedding_bias_words": _text("a", "b"), "embedding_bias_weights": _value(1, np.float32)}),
         ("TF-RUN-108", {"guided_decoding_guide": _text("a")}),
         ("TF-RUN-109", {"guided_decoding_guide_type": _text("yaml"), "guided_decoding_guide": _text("a")}),
+        ("TF-RUN-108", {"random_seed": _value(3, np.uint64), "seed": _value(4, np.uint64)}),
+        ("TF-RUN-108", {"messages": _text('[{"role": "user", "content": "Hi"}]')}),
+        ("TF-RUN-108", {"input_lengths": _value(1, np.int32)}),
+        ("TF-RUN-108", {"chat": _value(True, bool), "exclude_input_in_output": _value(False, bool)}),
+        ("TF-RUN-108", {"guided_decoding_guide_type": _text("json"), "guided_decoding_guide": _text("{}")}),
+        ("TF-RUN-063", {"embedding_bias_words": _text("a"), "embedding_bias_weights": _value(1, np.float32)}),
+        ("TF-RUN-131", {"stream_interval": _value(0, np.int32)}),
+        ("TF-RUN-102", {"cache_salt": _text(b"\xff")}),
         ("TF-RUN-118", {"embedding_bias": np.array([[np.nan]], dtype=np.float32)}),
         ("TF-RUN-080", {"end_id": _value(-2, np.int32)}),
         ("TF-RUN-084", {"num_return_sequences": _value(0, np.int32)}),
@@ -143,9 +192,9 @@ def test_the_prompt_is_repeated_in_whole_answers_only():
     no = _value(False, bool)
     assert read(_tensors(exclude_input_in_output=no))[0].echo == "Hi"
     assert read(_tensors())[0].echo == ""
-    assert read(_tensors(), exclude_default=False)[0].echo == "Hi"
+    assert read(_tensors(), defaults=Defaults(exclude_input=False))[0].echo == "Hi"
     assert read(_tensors(exclude_input_in_output=no, stream=_value(True, bool)))[0].echo == ""
-    assert read(_tensors(exclude_input_in_output=no, chat=_value(True, bool)))[0].echo == ""
+    assert read(_tensors(chat=_value(True, bool)), defaults=Defaults(exclude_input=False))[0].echo == ""
 
 
 def _token_request(**more):
@@ -197,10 +246,10 @@ def test_bias_by_words_and_by_vocabulary():
 
 @pytest.mark.parametrize("kind", GUIDE_TYPES)
 def test_guides(kind):
-    guided = _params(guided_decoding_guide_type=_text(kind), guided_decoding_guide=_text('"x"')).guided
+    guide = {} if kind == "json" else {"guided_decoding_guide": _text('"x"')}
+    guided = _params(guided_decoding_guide_type=_text(kind), **guide).guided
     field = {"regex": "regex", "ebnf_grammar": "grammar"}.get(kind, "json_schema")
     assert getattr(guided, field) is not None
-    assert _params(guided_decoding_guide_type=_text("json")).guided.json_schema
 
 
 def test_no_guide_where_the_texts_are_empty():

@@ -12,6 +12,7 @@ import pytest
 
 from runtime import errors
 from runtime.engine import EngineCore
+from runtime.frontend.asking import Defaults
 from runtime.frontend.service import Service
 from runtime.serving import AsyncEngine
 from tests.support.simulation import SimulatedExecutor
@@ -47,9 +48,10 @@ BACKEND = SimpleNamespace(
 class Request:
     """One of Triton's requests, and the sender of its responses."""
 
-    def __init__(self, arrays, parameters=None, request_id="", refuses=False):
+    def __init__(self, arrays, parameters=None, request_id="", refuses=False, timeout=0):
         self.arrays = {name: np.array(value) for name, value in arrays.items()}
         self._parameters, self._id, self._refuses = parameters or {}, request_id, refuses
+        self._timeout = timeout  # microseconds; 0: none
         self.sent, self.done, self.gone = [], threading.Event(), False
 
     def inputs(self):
@@ -60,6 +62,9 @@ class Request:
 
     def request_id(self):
         return self._id
+
+    def timeout(self):
+        return self._timeout
 
     def requested_output_names(self):
         return [row.name for row in OUTPUTS]
@@ -154,7 +159,6 @@ def test_streams_of_rows_join_to_their_whole_answers(service):
         joined[response.arrays["batch_index"].item()] += response.arrays["output_ids"][0][0].tolist()
     for response in whole.wait():
         assert response.arrays["output_ids"][0][0].tolist() == joined[response.arrays["batch_index"].item()]
-    assert len(streamed.sent) > 2
 
 
 def test_one_bad_row_refuses_the_request_and_starts_none(service, engine):
@@ -174,6 +178,82 @@ def test_too_much_asked_is_cut_and_said(service, executor):
     assert response.arrays["max_tokens_granted"].item() == room
     assert response.arrays["finish_reason"].item() == b"length"
     assert response.arrays["num_output_tokens"].item() == room
+
+
+def test_tritons_own_timeout_is_a_deadline(service, executor):
+    executor.may.clear()
+    request = Request(_tokens(max_tokens=200), timeout=1000)
+    service.take(request)
+    time.sleep(0.01)
+    executor.may.set()
+    [response] = request.wait()
+    assert response.arrays["finish_reason"].item() == b"timeout"
+
+
+def test_refusals_are_counted_by_code_and_logged_with_their_id(service, engine, caplog):
+    caplog.set_level("INFO", "trtforge.runtime")
+    for name, arrays, parameters in (
+        ("one\nERROR forged", _tokens(), {"temprature": 0.5}),
+        ("two" * 100, _tokens(), {"temprature": 0.5}),
+        ("", _tokens(max_tokens=0), {}),
+    ):
+        request = Request(arrays, parameters=parameters, request_id=name)
+        service.take(request)
+        assert request.error
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("request 'one?ERROR forged' refused: TF-RUN-106")
+    assert len(lines[1]) < 300
+    rejected = [(labels, count) for name, labels, count in engine.points() if name == "requests_rejected_total"]
+    assert rejected == [({"code": "TF-RUN-070"}, 1), ({"code": "TF-RUN-106"}, 2)]
+
+
+def test_a_requests_id_begins_its_ids_in_the_engine(service, engine, executor):
+    executor.may.clear()
+    same = [Request(_tokens(rows=2, max_tokens=3), request_id="job 7") for _ in range(2)]
+    for request in same:
+        service.take(request)
+    _until(lambda: len(engine.core.live_ids()) == 4)
+    assert all(name.startswith("job 7#") for name in engine.core.live_ids())
+    assert len(set(engine.core.live_ids())) == 4, "clients may give one id to several requests"
+    executor.may.set()
+    assert all(len(request.wait()) == 2 for request in same)
+
+
+def test_a_way_back_that_takes_its_time_does_not_keep_the_engine_waiting(service, engine):
+    """What it does not take yet waits as one response, of all the steps meanwhile."""
+    go = threading.Event()
+    slow, quick = Request(_tokens(max_tokens=100, stream=True)), Request(_tokens(max_tokens=100))
+    send = slow.send
+
+    def held(response=None, flags=0):
+        assert go.wait(20)
+        send(response, flags)
+
+    slow.send = held
+    service.take(slow)
+    service.take(quick)
+    _until(lambda: engine.core.metrics.finished["length"] == 2)
+    assert not slow.sent
+    go.set()
+    quick.wait()
+    responses = slow.wait()
+    tokens = [token for response in responses for token in response.arrays["output_ids"][0][0].tolist()]
+    assert tokens == quick.sent[0].arrays["output_ids"][0][0].tolist()
+    assert len(responses) <= 3
+    assert responses[-1].arrays["num_output_tokens"].item() == len(tokens) > 50
+    service.flush()
+
+
+def test_a_server_may_say_how_many_tokens(engine):
+    arrays = _tokens()
+    del arrays["max_tokens"]
+    request = Request(arrays)
+    _service(engine, defaults=Defaults(max_tokens=6)).take(request)
+    [response] = request.wait()
+    assert response.arrays["num_output_tokens"].item() == 6
+    silent = Request(arrays)
+    _service(engine).take(silent)
+    assert "TF-RUN-117" in silent.error
 
 
 def test_unknown_keys_are_refused(service):

@@ -31,7 +31,12 @@ class RepositoryStage(Stage):
             "version": recipe.triton.version,
         }
         if recipe.layout.own_runtime:
-            read: dict[str, Any] = {"decoupled": recipe.triton.decoupled, "client_names": recipe.triton.client_names}
+            read: dict[str, Any] = {
+                "decoupled": recipe.triton.decoupled,
+                "client_names": recipe.triton.client_names,
+                # as the repository has it: a new key at its default leaves what is in the store
+                **({"serving": serving} if (serving := recipe.serving.model_dump(exclude_defaults=True)) else {}),
+            }
         else:
             read = {name: plain(getattr(recipe, name)) for name in ("triton", "build", "speculation")}
         return {**section, **read, "model_code": _code_hash(layout_module(recipe.layout).code_files())}
