@@ -25,6 +25,7 @@ _STATUS: Mapping[str, int] = {
     "TF-RUN-069": 500,
     "TF-RUN-088": 501,  # a package that the server lacks
     "TF-RUN-095": 501,
+    "TF-RUN-132": 503,  # it waited too long for its turn
     "TF-RUN-199": 500,
     "TF-TRI-079": 500,
     "TF-TRI-085": 500,
@@ -53,6 +54,7 @@ _PARAMETERS: Mapping[str, str] = {
     "TF-RUN-093": "messages",
     "TF-RUN-094": "messages",
     "TF-RUN-118": "logit_bias",
+    "TF-RUN-133": "max_tokens",
     "TF-TRI-091": "response_format",
 }
 _TYPES: Mapping[int, str] = {

@@ -17,7 +17,7 @@ from typing import Any
 from trtforge.ground.rows import safe_loader
 
 #: the sections of a recipe that a remedy may change
-SECTIONS = ("stack", "model", "quantize", "evals", "speculation", "build", "triton", "bench")
+SECTIONS = ("stack", "model", "quantize", "evals", "speculation", "build", "triton", "serving", "bench")
 #: stands for "the key goes"
 REMOVED = object()
 

@@ -17,7 +17,9 @@ class Serving(Section):
         description="Longest wait for the first step, for example 10s; then the request is refused (TF-RUN-132). "
         "null: any time",
     )
-    aging: Seconds = Field(10.0, description="Waiting time that is worth one level of a request's priority")
+    aging: Seconds | None = Field(
+        None, description="Waiting time that is worth one level of a request's priority; null: 10s"
+    )
     default_max_tokens: PositiveInt | None = Field(
         None, description="Tokens of an answer whose request does not say; null: such a request is refused (TF-RUN-117)"
     )

@@ -19,15 +19,13 @@ from trtforge.ground.errors import ForgeError
 from trtforge.targets.layouts import INFLIGHT_BATCHER, LAYOUTS, LLM_API, NATIVE
 
 PROMPT = Prompt([5, 6, 7], "the text")
-#: not in every repository yet: used where it is there
-LATER = {"cache_salt", "num_cached_tokens"}
 
 
 @pytest.mark.parametrize("row", NAMES, ids=lambda row: row.layout.name)
 def test_every_name_is_one_of_the_layouts_own_table(row: Any) -> None:
     takes, gives = ({tensor.name for tensor in table} for table in TABLES[row.layout.name])
-    assert {*row.inputs.values(), *row.switches.values()} - LATER <= takes
-    assert {*row.outputs.values()} - LATER <= gives
+    assert {*row.inputs.values(), *row.switches.values()} <= takes
+    assert {*row.outputs.values()} <= gives
     assert set(NEEDED) <= set(row.outputs)
 
 
@@ -41,8 +39,9 @@ def test_a_plain_job_of_each_layout() -> None:
     assert native == {
         "max_tokens": 8, "stream": False, "input_ids": [5, 6, 7], "exclude_input_in_output": True, "temperature": 1.0,
         "top_p": 1.0, "presence_penalty": 0.5, "seed": 3, "num_return_sequences": 2, "stop_words": ["x"],
-        "return_perf_metrics": True,
     }  # fmt: skip
+    earlier = deployment(outputs=frozenset({*deployment().outputs} - {"num_cached_tokens"}))
+    assert tensors(earlier, job, PROMPT, {}) == native | {"return_perf_metrics": True}
     ensemble = tensors(deployment(INFLIGHT_BATCHER), job, PROMPT, {})
     assert ensemble["text_input"] == "the text" and "input_ids" not in ensemble
     api = tensors(deployment(LLM_API), Job(8, seed=3, stop=("x",)), PROMPT, {})
@@ -91,12 +90,13 @@ def test_only_what_is_read_is_asked_for() -> None:
     def names(job: Job, **changes: Any) -> set[str]:
         return {output.name() for output in outputs(deployment(**changes), job)}
 
-    plain = {"text_output", "finish_reason", "num_output_tokens", "kv_cache_reused_blocks"}
-    assert names(Job(1)) == plain
+    plain = {"text_output", "finish_reason", "num_output_tokens", "num_cached_tokens"}
+    assert names(Job(1)) == names(Job(1), block_size=None) == plain
     assert names(Job(1, n=2, log_probs=True)) == plain | {"sequence_index", "output_ids", "output_log_probs"}
-    assert names(Job(1), block_size=None) == plain - {"kv_cache_reused_blocks"}
-    counted = frozenset({*deployment().outputs, "num_cached_tokens"})
-    assert names(Job(1), outputs=counted) == plain - {"kv_cache_reused_blocks"} | {"num_cached_tokens"}
+    earlier = frozenset({*deployment().outputs} - {"num_cached_tokens"})  # of repositories written before it was there
+    counts_blocks = plain - {"num_cached_tokens"} | {"kv_cache_reused_blocks"}
+    assert names(Job(1), outputs=earlier) == counts_blocks
+    assert names(Job(1), outputs=earlier, block_size=None) == counts_blocks - {"kv_cache_reused_blocks"}
 
 
 def test_a_response_becomes_a_piece() -> None:
@@ -114,7 +114,8 @@ def test_a_response_becomes_a_piece() -> None:
     ):
         response.outputs.add(name=name, datatype=kind)
         response.raw_output_contents.append(raw)
-    piece = Reader(deployment(), Job(9, log_probs=True)).piece(response)
+    earlier = deployment(outputs=frozenset({*deployment().outputs} - {"num_cached_tokens"}))
+    piece = Reader(earlier, Job(9, log_probs=True)).piece(response)
     assert piece is not None
     assert (piece.text, piece.finish, piece.output_tokens, piece.cached_tokens) == ("éx", "", 7, 48)
     assert (piece.token_ids, piece.log_probs) == ([4, 5], [-0.5, -1.0])

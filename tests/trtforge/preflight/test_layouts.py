@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.preflight import codes, only
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, merged, parameters, triton
+from trtforge.recipe.schema_serving import Serving
 
 SLO: dict[str, Any] = {"bench": {"slo": {"ttft_p99": "2s", "itl_p99": "200ms"}}}
 STREAMING = {"TF-K14-001", "TF-K14-002", "TF-K14-003"}
@@ -27,6 +28,22 @@ def test_native_takes_the_choice_of_streams(target: str) -> None:
 @pytest.mark.parametrize("base", [ENGINE, API], ids=["inflight_batcher_llm", "llmapi"])
 def test_names_of_clients_are_a_choice_of_native_alone(base: dict[str, Any]) -> None:
     assert "TF-K9-010" in codes(merged(base, triton(client_names=True)))
+
+
+@pytest.mark.parametrize("target", SERVED_BY_NATIVE)
+def test_serving_is_for_the_runtime_of_ours(target: str) -> None:
+    assert "TF-K12-030" not in codes(merged(SERVED_BY_NATIVE[target], {"serving": {"max_waiting": 8}}))
+
+
+@pytest.mark.parametrize("base", [ENGINE, API], ids=["inflight_batcher_llm", "llmapi"])
+def test_serving_is_refused_where_nothing_reads_it(base: dict[str, Any]) -> None:
+    """A limit that is not kept would change what is served."""
+    assert "TF-K12-030" not in codes(base)
+    values: dict[str, Any] = {"queue_timeout": "1s", "aging": "1s", "default_timeout": "1s", "salt": "a"}
+    values |= {"prefix_cache": False, "coalesce": True, "cleanse": True}
+    for name in Serving.model_fields:
+        finding = only("TF-K12-030", merged(base, {"serving": {name: values.get(name, 2)}}))
+        assert f"serving.{name}" in finding.message
 
 
 def test_native_has_no_parameter_that_sets_streaming_twice() -> None:
