@@ -46,7 +46,7 @@ def test_chats_to_their_depth() -> None:
     assert removed == 2
     assert messages[0]["content"][0]["text"] == "ab"
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": "1", "n": 2}
-    assert chat[0]["content"][0]["text"] == "a\u200bb", "the caller's own stays"  # type: ignore[index]
+    assert chat[0]["content"][0]["text"] == "a\u200bb", "the caller's own stays"
 
 
 def test_a_request_that_is_clean_is_the_same_one() -> None:

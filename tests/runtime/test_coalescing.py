@@ -211,7 +211,7 @@ def test_everybody_who_stays_has_the_answer_of_a_run_alone(asked: list[tuple[int
     for number, (prompt, what) in enumerate(asked):
         client = Client()
         if what == "vanish":
-            engine.submit(_request(f"r{number}", prompt=[prompt + 1]), lambda output: 1 // 0)  # type: ignore[arg-type]
+            engine.submit(_request(f"r{number}", prompt=[prompt + 1]), lambda output: 1 // 0)
             continue
         engine.submit(_request(f"r{number}", prompt=[prompt + 1]), client)
         if what == "cancel":

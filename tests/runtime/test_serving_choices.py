@@ -17,7 +17,7 @@ LIMITS = ExecutorLimits(4, 16, 64, 63)
 
 
 def _core(**config: object) -> EngineCore:
-    return EngineCore(SimulatedExecutor(num_blocks=64, limits=LIMITS), config=EngineConfig(**config))  # type: ignore[arg-type]
+    return EngineCore(SimulatedExecutor(num_blocks=64, limits=LIMITS), config=EngineConfig(**config))
 
 
 def _run(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
@@ -32,7 +32,7 @@ def _run(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
 
 
 def _request(name: str, tokens: int, **more: object) -> Request:
-    return Request(name, prompt_token_ids=[3, 5], params=SamplingParams(max_tokens=tokens), **more)  # type: ignore[arg-type]
+    return Request(name, prompt_token_ids=[3, 5], params=SamplingParams(max_tokens=tokens), **more)
 
 
 def test_pieces_of_a_stream_are_as_long_as_asked_and_the_first_comes_at_once() -> None:

@@ -159,7 +159,7 @@ def methods(facts: Facts, names: Sequence[str]) -> list[str]:
 
 
 def _without_effect(facts: Facts, target: str, layout: str, method: str) -> Iterator[str]:
-    for row in (*facts.features.effects, *facts.features.refusals):
+    for row in (*facts.features.effects, *facts.features.refusals, *facts.features.serving):
         if facts.is_written(row.key.split(".")):
             chosen = ((target, row.targets), (layout, row.layouts), (method, row.methods))
             if any(readers and name not in readers for name, readers in chosen):

@@ -70,12 +70,13 @@ class FeatureTable(Row):
     drafting_layouts: dict[str, tuple[str, ...]]
     effects: tuple[Effect, ...]
     refusals: tuple[Effect, ...]
+    serving: tuple[Effect, ...]
 
     @model_validator(mode="after")
     def _unique(self) -> FeatureTable:
         pairs = [(row.target, row.method) for row in self.methods]
-        keys = [row.key for row in (*self.effects, *self.refusals)]
-        refuse_repeats([*pairs, *keys], "a method of a target or a key of effects or refusals stands twice")
+        keys = [row.key for row in (*self.effects, *self.refusals, *self.serving)]
+        refuse_repeats([*pairs, *keys], "a method of a target or a key of effects, refusals or serving stands twice")
         return self
 
     def method(self, target: str, method: str) -> Method | None:

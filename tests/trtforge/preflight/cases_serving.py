@@ -192,6 +192,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, parameters(cross_kv_cache_fraction="0.5")), {}),
         (merged(ENGINE, parameters(cross_kv_cache_fraction="")), {}),
     ),
+    "TF-K13-011": (
+        (merged(ENGINE, {"serving": {"max_waiting": 8}}), {}),
+        ({"serving": {"max_waiting": 8}}, {}),
+    ),
     "TF-K13-008": (
         (merged(API, build(limits={"max_seq_len": 8192})), {"model": SLIDING_QWEN}),
         (merged(API, build(limits={"max_seq_len": 4096, "max_num_tokens": 4096})), {"model": SLIDING_QWEN}),

@@ -32,17 +32,17 @@ def test_names_of_clients_are_a_choice_of_native_alone(base: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("target", SERVED_BY_NATIVE)
 def test_serving_is_for_the_runtime_of_ours(target: str) -> None:
-    assert "TF-K12-030" not in codes(merged(SERVED_BY_NATIVE[target], {"serving": {"max_waiting": 8}}))
+    assert "TF-K13-011" not in codes(merged(SERVED_BY_NATIVE[target], {"serving": {"max_waiting": 8}}))
 
 
 @pytest.mark.parametrize("base", [ENGINE, API], ids=["inflight_batcher_llm", "llmapi"])
 def test_serving_is_refused_where_nothing_reads_it(base: dict[str, Any]) -> None:
     """A limit that is not kept would change what is served."""
-    assert "TF-K12-030" not in codes(base)
+    assert "TF-K13-011" not in codes(base)
     values: dict[str, Any] = {"queue_timeout": "1s", "aging": "1s", "default_timeout": "1s", "salt": "a"}
     values |= {"prefix_cache": False, "coalesce": True, "cleanse": True}
     for name in Serving.model_fields:
-        finding = only("TF-K12-030", merged(base, {"serving": {name: values.get(name, 2)}}))
+        finding = only("TF-K13-011", merged(base, {"serving": {name: values.get(name, 2)}}))
         assert f"serving.{name}" in finding.message
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import methods
+from trtforge.preflight.rules.limits import unread_keys
 from trtforge.preflight.rules.memory import windows_of
 from trtforge.rules.sources import ENGINE_PARAMETERS, thread
 
@@ -82,3 +83,9 @@ def no_cross_attention(facts: Facts) -> Iterator[Violation]:
             {"cross_kv_cache_fraction": value},
             ["remove triton.parameters.cross_kv_cache_fraction"],
         )
+
+
+@rule("TF-K13-011", "a serving key that the layout cannot honour", ENGINE_PARAMETERS, waivable=False)
+def serving_is_honoured(facts: Facts) -> Iterator[Violation]:
+    """A queue, a limit or a cache that is not kept as the recipe says changes what clients get."""
+    yield from unread_keys(facts, facts.features.serving)
