@@ -47,6 +47,9 @@ def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
     speculation, nodes = facts.recipe.speculation, draft_tokens(facts)
     if speculation.method == "none" or not facts.target.runs_here or not nodes:
         return
+    row = facts.features.method(facts.recipe.build.target, speculation.method)
+    if row is None or row.support == "no":
+        return  # another target's method, which TF-K12-001 refuses: its lengths are not of these operators
     paths = [path for path in speculation.choices or () if path]
     found = [("draft tokens", nodes, _NODES - 1)]
     if paths:
