@@ -134,6 +134,9 @@ class TritonServer:
         # in no log, no file and no answer: who holds this object may use the closed APIs, and nobody else
         self._key = secrets.token_hex(24)
         self._watch: StubWatch | None = None
+        self._begun = 0.0
+        #: from the start until every model was ready, once it is
+        self.load_seconds = 0.0
         #: which model's process died before the server did; empty while none has
         self.fallen = ""
         self._lock: int | None = None
@@ -187,6 +190,7 @@ class TritonServer:
 
     def start(self) -> None:
         """Start the process; :meth:`wait_ready` says when it serves."""
+        self._begun = time.monotonic()
         remove_abandoned_shared_memory()
         self._hold_lock()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,6 +252,7 @@ class TritonServer:
             if self.is_ready():
                 self._close_regions()
                 self._watch_models()
+                self.load_seconds = time.monotonic() - self._begun
                 return time.monotonic() - begin
             time.sleep(0.1)
         reason = self.log_reason()

@@ -25,6 +25,7 @@ AREAS = {
     "ENV": "The machine lacks something",
     "EVL": "Evaluation and gates",
     "GRF": "Model graph",
+    "HLT": "Health of servers",
     "LCH": "Servers and smoke test",
     "OAI": "OpenAI endpoint",
     "OPS": "Ops and the host library",

@@ -99,8 +99,14 @@ def test_the_whole_run_publishes_a_bundle_that_verifies(recipe: Path, first: dic
         "recipe.yaml",
         "report.html",
         "evidence/bench.json",
+        "evidence/health.json",
     ):
         assert (bundle / name).is_file(), name
+    recording = json.loads((bundle / "evidence/health.json").read_text())
+    assert [len(probe["answer"]) for probe in recording["probes"]] == [4, 4]
+    assert all(probe["seconds"] > 0 for probe in recording["probes"])
+    times = json.loads((bundle / "manifest.json").read_text())["measurements"]["smoke"]
+    assert times["load_seconds"] == recording["load_seconds"] > 0 and times["first_seconds"] > 0
     figures = json.loads((bundle / "report.json").read_text())
     assert figures["passed"] is True
 

@@ -22,6 +22,7 @@ from trtforge.cli import (
     doctor,
     draft,
     engine,
+    health,
     matrix,
     mix,
     openai,
@@ -80,6 +81,7 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
     ("build", stages.build),
     ("verify", bundle.verify),
     ("serve", bundle.serve),
+    ("health", health.health),
     ("openai", openai.openai),
     ("bench", bench.bench),
 )

@@ -217,7 +217,7 @@ def test_a_closed_executor_does_not_step(directory: Path) -> None:
 def test_near_ties_need_no_engine() -> None:
     """Logits were kept before the server took the memory."""
     rows = torch.tensor([[0.0, 5.0, 5.0, 1.0], [9.0, 0.0, 1.0, 2.0]]).numpy()
-    offline = smoke.Offline({"p": "bx"}, {"p": [1, 0]}, {"p": rows}, "bfloat16", False, 8, 2)
+    offline = smoke.Offline({"p": "bx"}, {"p": [1, 0]}, {"p": [3]}, {"p": rows}, "bfloat16", False, 8, 2)
     partings = smoke.Partings(offline, lambda tokens: "".join("xbcd"[token] for token in tokens), 0.0)
     assert partings("p", "cd").near_tie
     assert not partings("p", "dx").near_tie and not partings("p", "bd").near_tie

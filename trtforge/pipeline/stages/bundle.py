@@ -6,13 +6,13 @@ Layout::
     repository/       the Triton model repository; its models find ../../engine
     launch/           for TensorRT-LLM: scripts that start the servers, one a way of starting them
     evidence/         deterministic: perplexity, generation, parity, audit, gates, speculation; measured: smoke,
-                      bench, speculation-speed; not_run.json: stages that the target leaves out, and gates
-                      that nobody has looked at
+                      health, bench, speculation-speed; not_run.json: stages that the target leaves out, and
+                      gates that nobody has looked at
     report.html|md|json
     recipe.yaml       the recipe after inheritance, overrides and defaults
 
 Policy: the bundle's identity (``content_hash``) covers what is deterministic: engine, repository, recipe
-and the quality evidence. What was measured (``evidence/smoke.json``, ``evidence/bench.json`` and the
+and the quality evidence. What was measured (``evidence/smoke.json``, ``health.json``, ``bench.json`` and the
 report, which shows them) is hashed and verified like every file, but another measurement does not make
 another bundle: it refreshes this one. So a run that was killed anywhere and run again ends with the
 same identity as an undisturbed one. Every copied file is held against the manifest that it comes from:
@@ -47,6 +47,7 @@ RECIPE_FILE = "recipe.yaml"
 PYTHON_RULE = ">=3.11,<3.13"
 MEASURED = (
     f"{EVIDENCE_DIR}/smoke.json",
+    f"{EVIDENCE_DIR}/{smoke.HEALTH_FILE}",
     f"{EVIDENCE_DIR}/bench.json",
     f"{EVIDENCE_DIR}/{speculation.SPEED_FILE}",
     f"{ENGINE_DIR}/build.log",
@@ -74,6 +75,7 @@ EVIDENCE = (
     (speculation.SpeculationStage.name, speculation.SPECULATION_FILE, speculation.SPECULATION_FILE),
     (speculation.SpeculationStage.name, speculation.SPEED_FILE, speculation.SPEED_FILE),
     (smoke.SmokeStage.name, smoke.SMOKE_FILE, "smoke.json"),
+    (smoke.SmokeStage.name, smoke.HEALTH_FILE, smoke.HEALTH_FILE),
     (bench.BenchStage.name, bench.BENCH_FILE, "bench.json"),
 )
 
@@ -94,7 +96,7 @@ class BundleStage(Stage):
         "smoke",
         "bench",
     )
-    code_version = "9"
+    code_version = "10"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class BundleStage(Stage):
             summary={**summarize(inputs), "waived": dict(sorted(context.recipe.waive.items()))},
             measurements={
                 name: inputs[name].manifest.get("measurements", {})
-                for name in ("bench", "speculation")
+                for name in ("bench", "smoke", "speculation")
                 if name in inputs
             },
             measured=MEASURED,

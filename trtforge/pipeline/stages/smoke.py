@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, write_json
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from launcher.smoke import Parting
+    from launcher.health.recording import Recording
+    from launcher.local import TritonServer
+    from launcher.smoke import Check, Parting
     from runtime.offline import Engine
     from trtforge.ground.progress import Progress
 
 SMOKE_FILE = "smoke.json"
+HEALTH_FILE = "health.json"
 EXPECTED_FILE = "expected.json"
 PROMPTS = 8
 MAX_TOKENS = 24
@@ -41,6 +45,7 @@ class Offline:
 
     Attributes:
         texts, tokens: the answers by prompt.
+        prompts: each prompt in tokens.
         rows: logits float32 [tokens, V] that each answer was chosen by.
         activations: the type of the engine's activations.
         repeats_exactly: whether an answer is the same in every batch and with every draft.
@@ -50,6 +55,7 @@ class Offline:
 
     texts: dict[str, str]
     tokens: dict[str, list[int]]
+    prompts: dict[str, list[int]]
     rows: dict[str, npt.NDArray[np.float32]]
     activations: str
     repeats_exactly: bool
@@ -66,15 +72,16 @@ def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], m
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     # one after the other: the answer of a request alone is what every batch is held against
     answers = {prompt: engine.generate(prompt, params, speculate=False)[0] for prompt in prompts}
-    rows = {}
+    rows, encoded = {}, {}
     for prompt, answer in answers.items():
-        ids = engine.tokenizer.encode(prompt)
+        ids = encoded[prompt] = engine.tokenizer.encode(prompt)
         # the last token is chosen and not fed; copied: the rest of the logits need not stay
         rows[prompt] = engine.logits([*ids, *answer.token_ids[:-1]])[len(ids) - 1 :].copy()
     described, limits = engine.executor.describe(), engine.core.limits
     return Offline(
         {prompt: answer.text for prompt, answer in answers.items()},
         {prompt: answer.token_ids for prompt, answer in answers.items()},
+        encoded,
         rows,
         str(described["activations"]),
         engine.repeats_exactly,
@@ -114,12 +121,47 @@ class Partings:
         return Parting(found.near_tie, found.describe(self._decode))
 
 
+def record_health(context: StageContext, server: TritonServer, offline: Offline) -> tuple[Recording | None, Check]:
+    """What ``trtforge health --level deep`` holds a server of the bundle against; the server has answered nothing yet.
+
+    The prompts are those with the longest answers: one that ends at once would prove little. There is no recording of
+    a server that answers otherwise than the offline engine.
+    """
+    from launcher.health.record import record
+    from launcher.health.recording import PROBES, TOKENS, positions
+    from launcher.smoke import Check
+
+    noise = float(context.inputs["parity"].summary["noise"])
+    chosen = sorted(offline.tokens, key=lambda prompt: -min(len(offline.tokens[prompt]), TOKENS + 1))[:PROBES]
+    answers = [
+        (
+            offline.prompts[prompt],
+            positions(offline.tokens[prompt], offline.rows[prompt], dtype=offline.activations, noise=noise),
+        )
+        for prompt in chosen
+    ]
+    name = "what health checks will ask is answered as the offline engine answers"
+    context.progress.start("recording what health checks ask")
+    try:
+        made = record(
+            server.http_url,
+            model=context.recipe.name,
+            layout=context.recipe.triton.layout,
+            answers=answers,
+            noise=noise,
+            load_seconds=server.load_seconds,
+        )
+    except ForgeError as error:
+        return None, Check(name, False, f"{error} {error.why or ''}".strip())
+    return made, Check(name, True, f"{len(answers)} prompts, the log-probabilities within {made.tolerance:.3f} nat")
+
+
 class SmokeStage(Stage):
     """Every check is a gate."""
 
     name = "smoke"
     needs = ("build", "parity", "repository")
-    code_version = "7"
+    code_version = "8"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -156,7 +198,10 @@ class SmokeStage(Stage):
                 streams=context.recipe.triton.decoupled,
                 speculates=offline.speculates,
             )
-            checks = run_smoke(target, context.progress)
+            recording, recorded = record_health(context, server, offline)
+            checks = [*run_smoke(target, context.progress), recorded]
+        if recording is not None:
+            write_json(context.out / HEALTH_FILE, recording.model_dump(mode="json"))
         write_json(context.out / EXPECTED_FILE, offline.texts)
         write_json(context.out / SMOKE_FILE, checks_to_json(checks))
         gates = [
@@ -168,6 +213,7 @@ class SmokeStage(Stage):
                 "passed": sum(check.passed for check in checks),
                 "server": server.installation.version,
             },
+            measurements={} if recording is None else recording.times(),
             gates=gates,
-            measured=(SMOKE_FILE, serving.LOG_FILE),
+            measured=(SMOKE_FILE, HEALTH_FILE, serving.LOG_FILE),
         )

@@ -1,0 +1,1 @@
+"""Is a served bundle well: its server lives, its model is ready, and it says what was recorded when it was tested."""
