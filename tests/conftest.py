@@ -32,6 +32,7 @@ ALONE = (
     "tests/e2e/test_openai_front.py",
     "tests/e2e/test_openai_front_trtllm.py",
     "tests/e2e/test_tritons_openai_frontend.py",
+    "tests/e2e/test_serving_keys.py",
     "tests/e2e/test_speculation_served.py",
     "tests/e2e/test_tiny_pipeline.py",
     "tests/faults/",

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import needs_tokenizer
-from runtime.frontend.names import refuse_missing
+from runtime.frontend.names import refuse_contradictions, refuse_missing
 from runtime.frontend.offered import refuse_not_offered
 from runtime.frontend.reading import Rows, text, together
 from runtime.request import Request
@@ -131,6 +131,10 @@ def _row(
 ) -> Asked:
     tokens = "input_ids" in rows
     stream, chat = rows.flag("stream", row), rows.flag("chat", row)
+    contradicting = ("seed", "random_seed", "stream", "exclude_input_in_output")
+    refuse_contradictions(
+        {name: rows.one(name, row) for name in contradicting if name in rows} | {"chat": chat or "messages" in rows}
+    )
     params = SamplingParams(**_sampling(rows, row, eos, encode, defaults))
     common: dict[str, Any] = {
         "params": params,
@@ -153,8 +157,6 @@ def _row(
             why="it says how many of input_ids' tokens are the prompt",
             remedies=["leave input_lengths out", "send input_ids"],
         )
-    if chat or "messages" in rows:
-        _refuse_echo_of_chat(rows, row, stream)
     if "messages" in rows:
         if chat:
             raise ForgeError(
@@ -183,16 +185,6 @@ def _row(
     if chat:
         return Asked(Request(messages=[{"role": "user", "content": prompt_text}], **common), **wants)
     return Asked(Request(prompt=prompt_text, **common), echo=prompt_text if echo else "", **wants)
-
-
-def _refuse_echo_of_chat(rows: Rows, row: int, stream: bool) -> None:
-    if not stream and not rows.flag("exclude_input_in_output", row, True):
-        raise ForgeError(
-            "TF-RUN-108",
-            "exclude_input_in_output: false came with a chat",
-            why="a chat's text is its template's and nothing that the client sent; it is not repeated",
-            remedies=["leave exclude_input_in_output out"],
-        )
 
 
 def _timeout(rows: Rows, row: int, defaults: Defaults, triton_timeout: float | None) -> float | None:
@@ -306,17 +298,9 @@ def _sampling(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None,
     for name, inner in (("min_tokens", "min_tokens"), ("num_return_sequences", "n")):
         if name in rows:
             given[inner] = int(rows.one(name, row))
-    seeds = {name: int(rows.one(name, row)) for name in ("seed", "random_seed") if name in rows}
-    if len(set(seeds.values())) > 1:
-        raise ForgeError(
-            "TF-RUN-108",
-            "seed and random_seed came with different values",
-            asked=", ".join(f"{name}: {seed}" for name, seed in seeds.items()),
-            why="both are names of one thing",
-            remedies=["send seed alone"],
-        )
-    if seeds:
-        given["seed"] = next(iter(seeds.values()))
+    for name in ("random_seed", "seed"):
+        if name in rows:
+            given["seed"] = int(rows.one(name, row))
     if rows.flag("return_log_probs", row):
         given["logprobs"] = 0
     given |= _end(rows, row, eos)

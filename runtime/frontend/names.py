@@ -80,6 +80,54 @@ def refuse_missing(given: Collection[str], required: Mapping[str, str] = REQUIRE
             raise ForgeError("TF-RUN-117", f"{name} is missing", asked="a request", why=why, remedies=[f"send {name}"])
 
 
+def refuse_timeout(microseconds: int) -> None:
+    """Refuse the ``timeout`` of Triton's own protocol, for models that cannot end a request at a time.
+
+    Args:
+        microseconds: as Triton gives it; 0: the client sent none.
+
+    Raises:
+        ForgeError: ``TF-RUN-135``.
+    """
+    if microseconds:
+        raise ForgeError(
+            "TF-RUN-135",
+            "a request's timeout is not offered by this model",
+            asked=f"timeout: {microseconds} microseconds",
+            why="the engine behind it is another model, which Triton does not let this one end in time",
+            remedies=["leave timeout out, and cancel the request when its time is over"],
+        )
+
+
+def refuse_contradictions(given: Mapping[str, Any]) -> None:
+    """Refuse inputs of which one would be dropped in silence.
+
+    Args:
+        given: by name, those inputs of one row that came: ``seed``, ``random_seed``, ``chat``, ``stream``,
+            ``exclude_input_in_output``.
+
+    Raises:
+        ForgeError: ``TF-RUN-108``.
+    """
+    seeds = {name: int(given[name]) for name in ("seed", "random_seed") if name in given}
+    if len(set(seeds.values())) > 1:
+        raise ForgeError(
+            "TF-RUN-108",
+            "seed and random_seed came with different values",
+            asked=", ".join(f"{name}: {seed}" for name, seed in seeds.items()),
+            why="both are names of one thing",
+            remedies=["send seed alone"],
+        )
+    echo = not given.get("stream", False) and not given.get("exclude_input_in_output", True)
+    if echo and given.get("chat", False):
+        raise ForgeError(
+            "TF-RUN-108",
+            "exclude_input_in_output: false came with a chat",
+            why="a chat's text is its template's and nothing that the client sent; it is not repeated",
+            remedies=["leave exclude_input_in_output out"],
+        )
+
+
 def told(error: Mapping[str, Any]) -> str:
     """An error (:meth:`ForgeError.to_json`) as the one line that a client gets."""
     error = in_clients_words(error)

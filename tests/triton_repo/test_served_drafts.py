@@ -109,6 +109,10 @@ def test_the_answer_is_the_target_s_own(server, tokenizer, prompt, count):
     streamed = ask(server.grpc_url, BLS, {**values, "stream": True})
     few = ask(server.grpc_url, BLS, {**values, "num_draft_tokens": 1, "stream": True})
     assert [text(results) for results in (drafted, alone, streamed, few)] == [expected] * 4
+    counted = {**values, "stream": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
+    own_counts = ask(server.grpc_url, BLS, counted)
+    assert sum(number(result, "num_output_tokens") for result in own_counts) == number(drafted[0], "num_output_tokens")
+    assert number(own_counts[0], "num_input_tokens") == len(tokenizer.encode(prompt))
     assert len(drafted) == 1
     tokens = len(answer(tokenizer.encode(prompt), count, END))
     for results in (drafted, alone, streamed):
@@ -209,6 +213,9 @@ def test_what_rounds_cannot_serve_runs_alone_or_is_refused(server, folder, token
     logged = ask(server.grpc_url, BLS, {"text_input": "abc", "max_tokens": 4, "return_log_probs": True})
     assert logged[0].as_numpy("output_log_probs") is not None
     assert not [row for row in requests(folder)[before:] if row["model"] == "drafts"]
+    alone = {"num_draft_tokens": 0, "use_draft_logits": True}
+    with pytest.raises(InferenceServerException, match="TF-TRI-089: use_draft_logits"):
+        ask(server.grpc_url, BLS, {"text_input": "abc", "max_tokens": 4, **alone})
     for more in ({"return_log_probs": True}, {"num_draft_tokens": MOST + 1}):
         with pytest.raises(InferenceServerException, match="TF-TRI-089"):
             ask(server.grpc_url, BLS, {"text_input": "abc", "max_tokens": 4, "num_draft_tokens": 2, **more})

@@ -1,5 +1,6 @@
 """The emitted inflight_batcher_llm repository in a real Triton server, a stand-in in the engine's place."""
 
+import queue
 import threading
 
 import numpy as np
@@ -166,6 +167,47 @@ def test_missing_inputs_and_keys_that_nothing_reads_are_refused_by_name(streamin
     assert "did you mean 'temperature'" in body["error"]
     status, body = generate(streaming.http_url, model, {"text_input": "abc", "max_tokens": 3, "id": "7"})
     assert status == 200
+
+
+def test_counts_of_a_stream_add_up_where_a_client_asks_for_its_responses_own(streaming):
+    values = {"text_input": PROMPTS[1], "max_tokens": 40, "stream": True}
+    own = ask(streaming.grpc_url, BLS, {**values, "return_num_output_tokens": True})
+    assert sum(int(result.as_numpy("num_output_tokens").reshape(-1)[0]) for result in own) == 40
+    so_far = [int(r.as_numpy("num_output_tokens").reshape(-1)[0]) for r in ask(streaming.grpc_url, BLS, values)]
+    assert so_far == sorted(so_far)
+    assert so_far[-1] == 40
+
+
+@pytest.mark.parametrize("model", [BLS, ENSEMBLE])
+def test_a_timeout_of_tritons_protocol_is_refused_by_name(streaming, model):
+    """No model here can end the engine's request in time."""
+    answers: queue.Queue = queue.Queue()
+    with grpc.InferenceServerClient(streaming.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error))
+        client.async_stream_infer(model, tensors({"text_input": "abc", "max_tokens": 3}), timeout=5_000_000)
+        assert "TF-RUN-135" in str(answers.get(timeout=30))
+
+
+def test_what_would_be_dropped_is_refused(streaming):
+    values = {"text_input": "abc", "max_tokens": 3}
+    for more, code in (
+        ({"seed": 3, "random_seed": 4}, "TF-RUN-108: seed and random_seed"),
+        ({"chat": True, "exclude_input_in_output": False}, "TF-RUN-108: exclude_input_in_output"),
+        ({"use_draft_logits": True}, "TF-TRI-089"),
+    ):
+        with pytest.raises(InferenceServerException, match=code):
+            ask(streaming.grpc_url, BLS, {**values, **more})
+    rows = {
+        "text_input": np.array([["abc"], ["de"]], dtype=np.object_),
+        "max_tokens": np.array([[4], [4]], dtype=np.int32),
+    }
+    with pytest.raises(InferenceServerException, match="TF-TRI-092: stream"):
+        ask(streaming.grpc_url, BLS, {**rows, "stream": np.array([[True], [False]])})
+    echo = np.array([[False], [True]])
+    found = ask(streaming.grpc_url, BLS, {**rows, "exclude_input_in_output": echo})
+    pieces = [piece.decode() for result in found for piece in result.as_numpy("text_output").reshape(-1)]
+    assert [piece.startswith("abc") for piece in pieces].count(True) >= 1
+    assert sum(len(piece) for piece in pieces) > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import queue
 import shutil
 import time
 from pathlib import Path
@@ -162,6 +163,29 @@ def test_a_running_request_is_ended_by_its_id(streaming):
                 break
     assert reason == b"cancelled"
     assert count < 500
+
+
+def test_tritons_own_timeout_ends_a_request(streaming):
+    """With what it has, as far as the engine gives it."""
+    events: queue.Queue = queue.Queue()
+    slow = {"sampling_param_temperature": 9.0, "sampling_param_max_tokens": 200}
+    values = tensors(sent("long " * 400, streaming=True, return_finish_reason=True, **slow), batched=False)
+    with grpc.InferenceServerClient(streaming.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: events.put((result, error)))
+        client.async_stream_infer(MODEL, values, timeout=150_000, enable_empty_final_response=True)
+        reasons, final = [], False
+        while not final:
+            result, error = events.get(timeout=30)
+            assert error is None, error
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            if result.as_numpy("finish_reason") is not None:
+                reasons.append(result.as_numpy("finish_reason")[0])
+    assert reasons[-1] == b"timeout"
+
+
+def test_a_source_of_adapters_alone_is_refused(streaming):
+    with pytest.raises(InferenceServerException, match="TF-TRI-081"):
+        ask(streaming.grpc_url, MODEL, sent(lora_ckpt_source="nemo"), batched=False)
 
 
 def test_a_model_that_does_not_stream_answers_plain_requests(tmp_path):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
-from runtime.frontend.names import refuse_missing, refuse_unknown, told
+from runtime.frontend.names import refuse_contradictions, refuse_missing, refuse_timeout, refuse_unknown, told
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.drafting import Rounds, drafts_wanted, words_of
 from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
@@ -42,6 +42,8 @@ NOT_IN_ROUNDS = (
 )
 #: a client's tensors that every round sets for itself
 SET_BY_ROUND = {"seed", "min_tokens", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"}
+#: inputs of which a whole request has one value
+ONE_A_REQUEST = ("stream", "beam_width")
 #: adapters are the target's
 TARGET_ONLY = {"lora_task_id", "lora_weights", "lora_config"}
 
@@ -137,7 +139,7 @@ class TritonPythonModel:
         return Answer(
             self._tokenizer.detokenizer(skip_special_tokens=self._skip),
             job.texts("stop_words", row),
-            min_tokens=int(job.value("min_tokens", 0)),
+            min_tokens=int(job.at("min_tokens", row, 0)),
             apart=apart,
         )
 
@@ -176,9 +178,13 @@ class TritonPythonModel:
         obstacles += [f"{count} {name}" for name, count in counts.items() if count > 1]
         asked = int(job.value("num_draft_tokens", 0)) if "num_draft_tokens" in job.tensors else None
         try:
-            return drafts_wanted(asked, usual=self._drafts, model=self._draft, obstacles=obstacles)
+            drafts = drafts_wanted(asked, usual=self._drafts, model=self._draft, obstacles=obstacles)
         except ValueError as error:
             raise Refused(f"TF-TRI-089: {error}") from None
+        if not drafts and job.value("use_draft_logits", False):
+            why = ", ".join(obstacles) or "no draft model, or num_draft_tokens: 0"
+            raise Refused(f"TF-TRI-089: use_draft_logits: this request runs without drafts ({why})")
+        return drafts
 
     def _in_rounds(self, job: "_Job", sender: Any, drafts: int) -> Iterator[Any]:
         """Drafts of one model, verified by the other, until the answer ends or nobody wants it any more."""
@@ -194,11 +200,11 @@ class TritonPythonModel:
             verified = self._ask(self._engine, job, prepared, tokens, len(rounds.made), len(guess) + 1, more)
             new = rounds.add(guess, verified["output_ids"])
             if job.stream and new:
-                yield sequences.response(_counted(new, rounds))
+                yield sequences.response(_counted(new, rounds, len(prompt)))
                 if sequences.all_stopped():
                     break
         if not job.stream or not rounds.made:
-            yield sequences.response(_counted([] if job.stream else rounds.made, rounds))
+            yield sequences.response(_counted([] if job.stream else rounds.made, rounds, len(prompt)))
         if job.stream:
             yield from sequences.ends()
 
@@ -278,14 +284,34 @@ class _Job:
         found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in inputs}
         self.tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
         refuse_missing(self.tensors)
+        refuse_timeout(request.timeout())
         #: tokens that the context has room for after each row's prompt, once they are known
         self.rooms: list[int] = []
         self.wanted = set(request.requested_output_names())
         self._text = self.tensors["text_input"].as_numpy()
         self.batch = len(self._text)
         self.stream = bool(self.value("stream", False))
+        #: each response counts its own tokens, so that a stream's counts add up
+        self.own_counts = bool(self.value("return_num_output_tokens", False))
+        self._refuse_dropped()
         self.sequences = self.batch * int(self.value("num_return_sequences", 1))
         self.passed = self.tensors.keys() - {"exclude_input_in_output", "stream"}
+
+    def _refuse_dropped(self) -> None:
+        """Refuse what would be dropped in silence."""
+        for name in ONE_A_REQUEST:
+            if name in self.tensors and len(set(self.tensors[name].as_numpy().reshape(-1).tolist())) > 1:
+                raise Refused(f"TF-TRI-092: {name} differs between the rows of one request; send requests of their own")
+        names = ("seed", "random_seed", "chat", "stream", "exclude_input_in_output")
+        for row in range(self.batch):
+            refuse_contradictions({name: self.at(name, row, None) for name in names if name in self.tensors})
+
+    def at(self, name: str, row: int, default: Any) -> Any:
+        """A row's value of a tensor, or ``default`` when it was not sent."""
+        if name not in self.tensors:
+            return default
+        values = self.tensors[name].as_numpy().reshape(-1)
+        return values[row if row < len(values) else 0]
 
     def value(self, name: str, default: Any) -> Any:
         """The first value of a tensor, or ``default`` when it was not sent."""
@@ -306,7 +332,7 @@ class _Job:
 
     def echo(self, row: int) -> str:
         """The prompt, when the client asked to have it back; not in streams, and never a chat."""
-        if self.stream or self.value("exclude_input_in_output", True) or self.value("chat", False):
+        if self.stream or self.at("exclude_input_in_output", row, True) or self.at("chat", row, False):
             return ""
         return str(self._text[row][0].decode("utf-8"))
 
@@ -319,6 +345,7 @@ class _Sequences:
         self._make = make
         self._answers: dict[tuple[int, int, int], Answer] = {}
         self._last: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
+        self._counted: dict[tuple[int, int, int], int] = {}
 
     def all_stopped(self) -> bool:
         """Whether every sequence has come to a stop text."""
@@ -345,7 +372,7 @@ class _Sequences:
             self._last.update(dict.fromkeys(keys, repeated))
             texts.append([piece.encode("utf-8") for piece in pieces])
             reasons.append([b"" if self._job.stream else self._reason(key) for key in keys])
-            counts.append([self._answers[keys[0]].tokens])
+            counts.append([self._count(keys[0])])
         passed = [tensor for name, tensor in tensors.items() if name not in OWN]
         granted = [] if self._job.stream else [[self._job.granted(first + row)] for row in range(len(ids))]
         return _response(self._job, texts, reasons, counts, granted, passed)
@@ -356,7 +383,14 @@ class _Sequences:
             text = answer.finish().encode("utf-8")
             repeated = [pb_utils.Tensor(name, array) for name, array in self._last[key].items()]
             granted = [[self._job.granted(key[0])]]
-            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], granted, repeated)
+            yield _response(self._job, [[text]], [[self._reason(key)]], [[self._count(key)]], granted, repeated)
+
+    def _count(self, key: tuple[int, int, int]) -> int:
+        """Tokens of a sequence so far, or those that are new since the last count."""
+        tokens = self._answers[key].tokens
+        before = self._counted.get(key, 0) if self._job.own_counts else 0
+        self._counted[key] = tokens
+        return tokens - before
 
     def _push(self, key: tuple[int, int, int], tokens: list[int]) -> str:
         echo = ""
@@ -374,13 +408,14 @@ def _named(name: str, tensor: Any) -> Any:
     return tensor if tensor.name() == name else pb_utils.Tensor(name, tensor.as_numpy())
 
 
-def _counted(tokens: list[int], rounds: Rounds) -> dict[str, Any]:
-    """New tokens as an engine's response has them, with the counts of all rounds so far."""
+def _counted(tokens: list[int], rounds: Rounds, prompt: int) -> dict[str, Any]:
+    """New tokens as an engine's response has them, the prompt's length and the counts of all rounds so far."""
     arrays = {
         "output_ids": np.array([[tokens]], dtype=np.int32).reshape(1, 1, len(tokens)),
         "sequence_length": np.array([[len(tokens)]], dtype=np.int32),
         "batch_index": np.zeros((1, 1), dtype=np.int32),
         "sequence_index": np.zeros((1, 1), dtype=np.int32),
+        "num_input_tokens": np.array([[prompt]], dtype=np.int32),
         "total_draft_tokens": np.array([[rounds.drafted]], dtype=np.int32),
         "total_accepted_draft_tokens": np.array([[rounds.accepted]], dtype=np.int32),
         "acceptance_rate": np.array([[rounds.accepted / max(1, rounds.drafted)]], dtype=np.float32),

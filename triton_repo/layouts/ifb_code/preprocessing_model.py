@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
-from runtime.frontend.names import refuse_missing, refuse_unknown, told
+from runtime.frontend.names import refuse_missing, refuse_timeout, refuse_unknown, told
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.ends import end_ids
 from triton_repo.layouts.ifb_code.words import embedding_bias, extra_ids, padded, variants, word_list
@@ -57,6 +57,7 @@ class TritonPythonModel:
 
         # an ensemble hands the client's request parameters on to its steps
         refuse_unknown(request.parameters(), CLIENT_INPUTS)
+        refuse_timeout(request.timeout())
         refuse_missing({client for client, inner in TO_PREPROCESSING.items() if given(inner) is not None})
         query = given("QUERY")
         assert query is not None

@@ -92,10 +92,18 @@ class TritonPythonModel:
         for request in requests:
             found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
             tensors = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
-            work = self._serve(tensors, request.parameters(), request.request_id(), request.get_response_sender())
+            work = self._serve(
+                tensors,
+                request.parameters(),
+                request.request_id(),
+                request.timeout() / 1e6,
+                request.get_response_sender(),
+            )
             asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _serve(self, tensors: dict[str, np.ndarray], parameters: str, request_id: str, sender: Any) -> None:
+    async def _serve(
+        self, tensors: dict[str, np.ndarray], parameters: str, request_id: str, timeout: float, sender: Any
+    ) -> None:
         try:
             refuse_unknown(parameters, self._inputs)
             if scalar(tensors, "stop", False):
@@ -103,7 +111,7 @@ class TritonPythonModel:
                 sender.send(flags=FINAL)
                 return
             refuse_missing(tensors, {"text_input": REQUIRED["text_input"]})
-            await self._generate(tensors, request_id, sender)
+            await self._generate(tensors, request_id, timeout, sender)
         except ForgeError as error:
             fault = pb_utils.TritonError(told(error.to_json()))
             sender.send(pb_utils.InferenceResponse(error=fault), flags=FINAL)
@@ -127,7 +135,7 @@ class TritonPythonModel:
             pb_utils.Logger.log_error(f"the engine is dead, so its process ends: {why}")
             self._loop.call_later(FAREWELL_SECONDS, os._exit, 1)
 
-    async def _generate(self, tensors: dict[str, np.ndarray], request_id: str, sender: Any) -> None:
+    async def _generate(self, tensors: dict[str, np.ndarray], request_id: str, timeout: float, sender: Any) -> None:
         stream = bool(scalar(tensors, "streaming", False))
         if stream and not self._decoupled:
             raise Refused("TF-TRI-076: streaming asks for a decoupled repository; emit it with triton.decoupled: true")
@@ -149,7 +157,8 @@ class TritonPythonModel:
         params = self._library.SamplingParams(**given)
         output = self._llm.generate_async(prompt, params, streaming=stream, **arguments)
         self._running.setdefault(request_id, set()).add(output)
-        watcher = asyncio.ensure_future(self._watch(output, sender))
+        late = asyncio.Event()
+        watcher = asyncio.ensure_future(self._watch(output, sender, timeout, late))
         shown: dict[int, str] = {}
         try:
             async for step in output:
@@ -160,19 +169,26 @@ class TritonPythonModel:
                     new = piece(shown.get(index, ""), sequence.text, step.finished)
                     shown[index] = shown.get(index, "") + new
                     pieces.append(new)
-                sender.send(self._response(tensors, step, pieces), flags=FINAL if step.finished else 0)
+                sender.send(self._response(tensors, step, pieces, late.is_set()), flags=FINAL if step.finished else 0)
                 if step.finished:
                     return
-            raise Refused("TF-TRI-087: the request was ended before its answer was complete")
+            why = f": its timeout of {timeout:g} s passed" if late.is_set() else ""
+            raise Refused(f"TF-TRI-087: the request was ended before its answer was complete{why}")
         finally:
             watcher.cancel()
             self._running[request_id].discard(output)
             if not self._running[request_id]:
                 del self._running[request_id]
 
-    async def _watch(self, output: Any, sender: Any) -> None:
+    async def _watch(self, output: Any, sender: Any, timeout: float, late: asyncio.Event) -> None:
+        """End a request whose client has gone, or whose ``timeout`` (seconds; 0: none) passed: ``late`` says so."""
+        end = self._loop.time() + timeout if timeout else float("inf")
         while True:
-            await asyncio.sleep(self._period)
+            await asyncio.sleep(min(self._period, max(0.0, end - self._loop.time())))
+            if self._loop.time() >= end:
+                late.set()
+                output.abort()
+                return
             if sender.is_cancelled():
                 output.abort()
                 return
@@ -183,12 +199,13 @@ class TritonPythonModel:
         for output in list(self._running.get(request_id, ())):
             output.abort()
 
-    def _response(self, tensors: dict[str, np.ndarray], step: Any, pieces: list[str]) -> Any:
+    def _response(self, tensors: dict[str, np.ndarray], step: Any, pieces: list[str], late: bool) -> Any:
         outputs = step.outputs
         counts = [len(sequence.token_ids) for sequence in outputs]
         arrays = {"text_output": texts(pieces), "num_output_tokens": np.array(counts, dtype=np.int32)}
         if scalar(tensors, "return_finish_reason", False):
-            arrays["finish_reason"] = texts(sequence.finish_reason for sequence in outputs)
+            reasons = [sequence.finish_reason for sequence in outputs]
+            arrays["finish_reason"] = texts("timeout" if late and r == "cancelled" else r for r in reasons)
         if scalar(tensors, "return_stop_reason", False):
             arrays["stop_reason"] = texts(sequence.stop_reason for sequence in outputs)
         if scalar(tensors, "return_cumulative_logprob", False):

@@ -97,6 +97,8 @@ def adapter(tensors: Mapping[str, np.ndarray], folder: Path | None) -> dict[str,
         Refused: TF-TRI-081 (not all three of id, name and path), TF-TRI-082 (not a folder below ``folder``).
     """
     sent = [name for name in _LORA if name in tensors]
+    if not sent and "lora_ckpt_source" in tensors:
+        raise Refused(f"TF-TRI-081: lora_ckpt_source comes with {', '.join(_LORA)}")
     if not sent:
         return None
     if len(sent) < len(_LORA):
