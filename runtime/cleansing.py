@@ -43,7 +43,8 @@ def cleansed(request: Request) -> tuple[Request, int]:
     if isinstance(request.prompt, str):
         text, removed = cleanse(request.prompt)
         return (replace(request, prompt=text) if removed else request), removed
-    if request.messages is not None and not isinstance(request.messages, (str, bytes)):
+    # whatever else came in a chat's place is refused where its template is rendered
+    if isinstance(request.messages, (list, tuple)):
         messages, removed = cleanse_messages(request.messages)
         return (replace(request, messages=messages) if removed else request), removed
     return request, removed

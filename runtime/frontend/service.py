@@ -69,7 +69,8 @@ class Service:
         self._lock = threading.Lock()
         self._live: set[_Job] = set()
         self._numbers = itertools.count()
-        self._outbox = Outbox()
+        self._outbox = outbox = Outbox()
+        engine.core.metrics.sources.append(lambda: {"outputs_joined_total": outbox.joins})
         self._chats = ThreadPoolExecutor(MOST + MOST_SLOW, "chats")
 
     def take(self, request: Any) -> None:

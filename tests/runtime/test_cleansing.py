@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def test_nothing_else_changes(text: str) -> None:
 
 
 def test_chats_to_their_depth() -> None:
-    chat = [
+    chat: list[Any] = [
         {"role": "user", "content": [{"type": "text", "text": "a\u200bb"}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "\ufeff1", "n": 2}}}]},
     ]
@@ -47,6 +48,12 @@ def test_chats_to_their_depth() -> None:
     assert messages[0]["content"][0]["text"] == "ab"
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": "1", "n": 2}
     assert chat[0]["content"][0]["text"] == "a\u200bb", "the caller's own stays"
+
+
+@pytest.mark.parametrize("messages", [7, 0.5, "text\u200b", {"role": "user"}, [7, None, ["\u200b"]], ()])
+def test_what_is_no_chat_is_left_to_whoever_refuses_it(messages: Any) -> None:
+    request = Request(messages=messages)
+    assert cleansed(request)[1] == (1 if isinstance(messages, list) else 0)
 
 
 def test_a_request_that_is_clean_is_the_same_one() -> None:
