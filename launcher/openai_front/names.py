@@ -121,6 +121,7 @@ NAMES: tuple[LayoutNames, ...] = (
             **{name: f"sampling_param_{name}" for name in (*_SAMPLING, "max_tokens", "stop")},
             "text": "text_input",
             "stream": "streaming",
+            "cache_salt": "cache_salt",
             "guide_type": "guided_decoding_guide_type",
             "guide": "guided_decoding_guide",
         },

@@ -50,9 +50,9 @@ def emitted(tmp_path, asked=None, **options):
     return read_config(folder / "config.pbtxt"), document, summary
 
 
-def test_tensors_are_those_of_nvidia_s_model_and_a_count_of_tokens(tmp_path):
+def test_tensors_are_those_of_nvidia_s_model_a_salt_and_a_count_of_tokens(tmp_path):
     config, _, _ = emitted(tmp_path)
-    assert [tensor.name for tensor in config.input] == _INPUTS.split()
+    assert [tensor.name for tensor in config.input] == [*_INPUTS.split(), "cache_salt"]
     assert [tensor.name for tensor in config.output] == [*_OUTPUTS.split(), "num_output_tokens"]
     assert all(tensor.optional for tensor in config.input), "what is missing is refused by name, not by Triton's count"
     assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 0, 1)
@@ -261,14 +261,18 @@ def test_a_guide_becomes_the_arguments_of_guided_decoding(values, given):
 def test_a_recipe_with_guided_decoding_gets_tensors_to_ask_for_it(tmp_path):
     config, document, _ = emitted(tmp_path, recipe(build={"trtllm": {"guided_decoding": "xgrammar"}}))
     names = [tensor.name for tensor in config.input]
-    assert names == [*_INPUTS.split(), "guided_decoding_guide_type", "guided_decoding_guide"]
+    assert names == [*_INPUTS.split(), "cache_salt", "guided_decoding_guide_type", "guided_decoding_guide"]
     assert document["guided_decoding_backend"] == "xgrammar"
     assert validate_repository(tmp_path / "repository") == []
 
 
 def test_a_recipe_with_beams_gets_a_tensor_to_ask_for_them(tmp_path):
     config, document, _ = emitted(tmp_path, recipe(build={"trtllm": {"max_beam_width": 4}}))
-    assert [tensor.name for tensor in config.input] == [*_INPUTS.split(), "sampling_param_use_beam_search"]
+    assert [tensor.name for tensor in config.input] == [
+        *_INPUTS.split(),
+        "cache_salt",
+        "sampling_param_use_beam_search",
+    ]
     assert document["max_beam_width"] == 4 and validate_repository(tmp_path / "repository") == []
     asked = {
         "sampling_param_use_beam_search": np.array([True]),

@@ -111,6 +111,11 @@ def test_an_adapter_of_the_server_s_folder(streaming):
         ask(streaming.grpc_url, MODEL, sent(**lora, lora_path="../checkpoint"), batched=False)
 
 
+def test_a_salt_reaches_the_engine(streaming):
+    assert text(ask(streaming.grpc_url, MODEL, sent(cache_salt="tenant ä"), batched=False)) == "salted tenant ä"
+    assert text(ask(streaming.grpc_url, MODEL, sent(cache_salt=""), batched=False)) == PROMPT, "none at all"
+
+
 def test_a_guide_reaches_the_engine(streaming):
     schema = '{"type": "object"}'
     guide = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}

@@ -62,6 +62,7 @@ INPUTS: tuple[TensorRow, ...] = (
     _given("lora_name", "STRING", "name of the adapter"),
     _given("lora_path", "STRING", "its folder below the server's folder of adapters"),
     _given("lora_ckpt_source", "STRING", "hf or nemo; default hf"),
+    _given("cache_salt", "STRING", "shares KV blocks with requests of the same salt alone; ours, not NVIDIA's"),
 )
 #: what a recipe with ``build.trtllm.guided_decoding`` adds, by the names of the engines' ensemble
 GUIDE_INPUTS: tuple[TensorRow, ...] = (

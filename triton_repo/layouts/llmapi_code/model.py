@@ -148,6 +148,9 @@ class TritonPythonModel:
             from tensorrt_llm.executor.request import LoRARequest
 
             arguments["lora_request"] = LoRARequest(**lora)
+        salt = scalar(tensors, "cache_salt", "")
+        if salt:
+            arguments["cache_salt"] = salt
         given = sampling(tensors)
         guided = guide(tensors)
         if guided is not None:

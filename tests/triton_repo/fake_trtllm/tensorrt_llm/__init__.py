@@ -104,8 +104,8 @@ class LLM:
         if "explode" in str(arguments["model"]):
             raise RuntimeError("no such checkpoint")
 
-    def generate_async(self, inputs, sampling_params=None, lora_request=None, streaming=False):
-        note = ""
+    def generate_async(self, inputs, sampling_params=None, lora_request=None, streaming=False, cache_salt=None):
+        note = "" if cache_salt is None else f"salted {cache_salt}"
         if inputs == "{arguments}":
             seen = {**self._arguments, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
             note = json.dumps(seen, default=str)
