@@ -21,6 +21,7 @@ from typing import Any
 import openai
 import pytest
 
+from evals.server.clients import open_server
 from launcher.client import StreamClient
 from launcher.local import TritonServer
 from launcher.metrics_page import read_figures
@@ -30,6 +31,7 @@ from launcher.openai_front.settings import FrontSettings
 from launcher.ports import pick_free
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.native import emit
+from trtforge.targets.layouts import NATIVE
 
 pytestmark = pytest.mark.e2e
 
@@ -188,6 +190,14 @@ def test_completions_of_texts_and_tokens(
     for chunk in client.completions.create(prompt=prompts, echo=True, stream=True, **asked):
         streams[chunk.choices[0].index] = streams.get(chunk.choices[0].index, "") + chunk.choices[0].text
     assert streams == {0: prompts[0] + expected[0], 1: prompts[1] + expected[1]}
+
+
+def test_evaluation_asks_it_as_an_openai_server(front: FrontServer, server: TritonServer) -> None:
+    found = open_server(front.address, NATIVE, None, "tiny")
+    assert (found.kind, found.model) == ("openai", "tiny")
+    expected = direct(server, text_input=PROMPT, max_tokens=6, temperature=0.0).text
+    assert found.complete(PROMPT, 6) == "".join(found.stream(PROMPT, 6)) == expected
+    assert found.prompt_log_probs([5, 6, 7]) is None
 
 
 def test_samples_and_seeds(client: openai.OpenAI) -> None:
