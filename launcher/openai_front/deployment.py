@@ -64,6 +64,11 @@ class Deployment:
         switch = self.names.switches.get(field)
         return self.names.outputs.get(field) in self.outputs and (switch is None or switch in self.inputs)
 
+    def usual_length(self, bound: int) -> int:
+        """Tokens of an answer whose client does not say: ``bound``, or fewer where the recipe's ``serving`` says so."""
+        named = (self.parameters.get(name) for name in ("default_max_tokens", "max_output_tokens"))
+        return min([bound, *(int(value) for value in named if value)])
+
     @property
     def gives_log_probs(self) -> bool:
         return self.gives("log_probs") and self.gives("token_ids")

@@ -209,7 +209,7 @@ class Front:
         return job_of(
             request,
             deployment,
-            bound=self.settings.answer_tokens,
+            bound=deployment.usual_length(self.settings.answer_tokens),
             timeout_ms=None if timeout is None else max(1, int(timeout * 1000)),
             guide=guide,
         )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from launcher.openai_front.deployment import Deployment
 from launcher.openai_front.errors import ApiError, not_offered, of_forge
 from launcher.openai_front.job import Prompt
+from runtime.cleansing import cleanse, cleanse_messages
 from runtime.executors.base import ExecutorLimits
 from runtime.prompts import is_unicode, refuse_hopeless
 from runtime.tokenizer import EngineTokenizer
@@ -35,6 +36,8 @@ class Prompts:
         self.tokenizer = EngineTokenizer.load(deployment.tokenizer)
         longest, limit = deployment.max_seq_len, deployment.max_input_len
         self._limits = ExecutorLimits(1, longest, longest, limit)
+        # prompts go as tokens, in which the model would find nothing to take out
+        self._cleanses = deployment.parameters.get("cleanse") == "true"
         self._threads = ThreadPoolExecutor(MOST + MOST_SLOW, "openai-prompts")
 
     @property
@@ -55,8 +58,13 @@ class Prompts:
         """A chat, ready for the assistant's answer; ``more`` are further variables of the template."""
 
         def work() -> Prompt:
-            given = {**more, **({} if tools is None else {"tools": list(tools)})}
-            text = self.tokenizer.render_chat(messages, **given)
+            offered = tools
+            said = messages
+            if self._cleanses:
+                said = cleanse_messages(messages)[0]
+                offered = None if tools is None else cleanse_messages(tools)[0]
+            given = {**more, **({} if offered is None else {"tools": list(offered)})}
+            text = self.tokenizer.render_chat(said, **given)
             self._check(text)
             return self._said(self.tokenizer.encode(text, add_special_tokens=False), text)
 
@@ -64,6 +72,8 @@ class Prompts:
 
     async def text(self, text: str) -> Prompt:
         """A text, with the special tokens that the tokenizer puts around one."""
+        if self._cleanses:
+            text = cleanse(text)[0]
 
         def work() -> Prompt:
             if not text:

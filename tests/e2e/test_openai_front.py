@@ -31,6 +31,7 @@ from launcher.openai_front.settings import FrontSettings
 from launcher.ports import pick_free
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.native import emit
+from trtforge.recipe.schema_serving import Serving
 from trtforge.targets.layouts import NATIVE
 
 pytestmark = pytest.mark.e2e
@@ -261,6 +262,28 @@ def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
     assert second.prompt_tokens_details.cached_tokens < second.prompt_tokens
     streamed = list(chat(client, messages=messages, stream=True, stream_options={"include_usage": True}))[-1].usage
     assert streamed.prompt_tokens_details.cached_tokens == second.prompt_tokens_details.cached_tokens
+
+
+def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "a prompt of one tenant that no other may find " * 5}]
+    cached = [
+        chat(client, messages=messages, extra_body={"cache_salt": salt}).usage.prompt_tokens_details.cached_tokens
+        for salt in ("one", "one", "two")
+    ]
+    assert cached[0] == cached[2] == 0 and cached[1] > 0
+
+
+def test_a_recipe_that_bounds_answers_bounds_those_that_name_no_length(
+    bundle: Path, tmp_path: Path, tokenizer: EngineTokenizer
+) -> None:
+    shutil.copytree(bundle / "engine", tmp_path / "engine")
+    emit(tmp_path / "engine", tmp_path / "repository", name="tiny", serving=Serving(max_output_tokens=30))
+    log, endless = tmp_path / "server.log", {"max_tokens": None, "logit_bias": {"2": -100, "0": -100}}
+    with TritonServer(tmp_path / "repository", log_path=log) as server, fronted(tmp_path, server) as front:
+        assert chat(client_of(front), **endless).usage.completion_tokens == 30
+        with pytest.raises(openai.BadRequestError) as caught:
+            chat(client_of(front), max_tokens=31)
+        assert (caught.value.code, caught.value.param) == ("TF-RUN-133", "max_tokens")
 
 
 def test_an_answer_is_held_to_a_schema(client: openai.OpenAI) -> None:

@@ -232,3 +232,25 @@ def test_a_fault_within_a_stream_is_its_last_event() -> None:
     assert body.startswith(b'data: {"n":1}\n\ndata: {"n":2}\n\ndata: {"error":')
     assert b"TF-OAI-020" in body and b"secret" not in body and b"[DONE]" not in body
     assert sent[-1]["more_body"] is False and isinstance(ends[0], ZeroDivisionError)
+
+
+def test_prompts_are_cleansed_where_the_recipe_says_so(tiny_checkpoint: Path) -> None:
+    """They go to the model as tokens, in which it would find nothing to take out."""
+    from launcher.openai_front.prompts import Prompts
+
+    tools = [{"type": "function", "function": {"name": "f", "description": "a\u200bb"}}]
+    found = {}
+    for flag in ("true", "false"):
+        prompts = Prompts(deployment(tokenizer=tiny_checkpoint, parameters={"cleanse": flag}))
+
+        async def read(prompts: Prompts = prompts) -> list[list[int]]:
+            chat = [{"role": "user", "content": "a\u200bb"}]
+            return [(await prompts.text("a\u200bb")).tokens, (await prompts.chat(chat, tools, {})).tokens]
+
+        found[flag] = run(read())
+        prompts.close()
+    clean = Prompts(deployment(tokenizer=tiny_checkpoint))
+    plain = [{"role": "user", "content": "ab"}]
+    assert found["true"] == [run(clean.text("ab")).tokens, run(clean.chat(plain, None, {})).tokens]
+    assert found["false"] != found["true"]
+    clean.close()

@@ -163,3 +163,11 @@ def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError) as caught:
         read_deployment(tmp_path)
     assert caught.value.code == "TF-OAI-023"
+
+
+def test_the_usual_length_of_an_answer_is_the_recipe_s() -> None:
+    assert deployment().usual_length(4096) == 4096
+    assert deployment(parameters={"max_output_tokens": "100"}).usual_length(4096) == 100
+    both = {"max_output_tokens": "100", "default_max_tokens": "20"}
+    assert deployment(parameters=both).usual_length(4096) == 20
+    assert deployment(parameters=both).usual_length(9) == 9
