@@ -103,6 +103,7 @@ class EngineCore:
         self.metrics = Metrics(speculation=None if speculator is None else speculator.figures)
         # not a method of this object: a cycle would keep the executor's memory until a collection
         self.metrics.sources.append(partial(gauges, self.pool, self.scheduler))
+        self.metrics.recomputed = lambda: self.scheduler.recomputed
         self.consecutive_failures = 0
         self._sampler: Sampler | None = None
         self._live: dict[str, LiveRequest] = {}
@@ -177,6 +178,7 @@ class EngineCore:
         live = self._live.get(request_id)
         if live is None:
             return None
+        self._waste(live, reason)
         for sample in live.samples:
             sample.end(reason)
         return self._emit(live, list(live.samples), self.clock())
@@ -232,11 +234,16 @@ class EngineCore:
         now = self.clock()
         for live in list(self._live.values()):
             live.error = error.to_json()
+            self._waste(live, FinishReason.ERROR)
             for sample in live.samples:
                 sample.end(FinishReason.ERROR)
             outputs.append(self._emit(live, list(live.samples), now))
         self.pool.forget_cache()
         return outputs
+
+    def _waste(self, live: LiveRequest, reason: FinishReason) -> None:
+        """Count what was computed for a request that ends before its time."""
+        self.metrics.wasted[reason.value] += sum(sample.sequence.spent for sample in live.samples)
 
     def close(self) -> None:
         """Release the memory of executor and drafters; the engine cannot step afterwards. May be repeated."""

@@ -20,7 +20,10 @@ def gauges(pool: BlockPool, scheduler: Scheduler) -> dict[str, float]:
         "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
         "prefix_cache_queries_total": scheduler.prefix_queries,
         "prefix_cache_hits_total": scheduler.prefix_hits,
+        "prefix_cache_evictions_total": pool.evictions,
         "num_preemptions_total": scheduler.preemptions,
+        "max_num_seqs": scheduler.config.max_running,
+        "max_num_batched_tokens": scheduler.config.max_num_tokens,
     }
 
 

@@ -80,6 +80,10 @@ _HELP = {
     "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache",
     "prefix_cache_hits_total": "Prompt tokens found in the prefix cache",
     "num_preemptions_total": "Sequences preempted for lack of KV blocks",
+    "prefix_cache_evictions_total": "Cached prefix blocks that made room for others",
+    "max_num_seqs": "Requests that a step may hold",
+    "max_num_batched_tokens": "Tokens that a step may compute",
+    "wasted_tokens_total": "Tokens computed for requests that ended before their time, or computed twice, by reason",
     "prompt_tokens_total": "Prompt tokens of admitted requests",
     "generation_tokens_total": "Tokens generated",
     "iterations_total": "Engine steps",
@@ -87,6 +91,7 @@ _HELP = {
     "prompt_characters_removed_total": "Invisible and control characters taken out of prompts",
     "requests_coalesced_total": "Requests answered with an equal one's answer, counted in no other figure",
     "outputs_joined_total": "Outputs that went with an earlier one, whose response was still waiting to be sent",
+    "coalesced_prompt_tokens_total": "Prompt tokens of requests that an equal one answered",
     "request_success_total": "Finished requests by reason",
     "requests_rejected_total": "Requests that were refused, by the code of the refusal",
     "time_to_first_token_seconds": "Arrival to first token",
@@ -95,6 +100,7 @@ _HELP = {
     "request_queue_time_seconds": "Arrival to first scheduling",
     "request_prompt_tokens": "Prompt length",
     "request_generation_tokens": "Generated tokens of a request",
+    "cancellation_seconds": "A cancellation asked for to its blocks free",
     "iteration_tokens": "Tokens computed in a step",
     "iteration_host_seconds": "Time of a step outside the executor",
     **speculative.HELP,
@@ -108,6 +114,9 @@ _COUNTERS = {
     "prompt_characters_removed_total",
     "requests_coalesced_total",
     "outputs_joined_total",
+    "coalesced_prompt_tokens_total",
+    "wasted_tokens_total",
+    "prefix_cache_evictions_total",
     "num_preemptions_total",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
@@ -118,14 +127,24 @@ _COUNTERS = {
 _ORDER = {name: order for order, name in enumerate(speculative.HELP)}
 
 
+_SERIES = ("_bucket", "_sum", "_count")
+
+
 def is_counter(name: str) -> bool:
-    """Whether a figure only ever grows; ``kv_blocks_total`` does not."""
-    return name in _COUNTERS
+    """Whether a figure only ever grows; ``kv_blocks_total`` does not, a histogram's series do."""
+    return name in _COUNTERS or _of_histogram(name) is not None
 
 
 def help_of(name: str) -> str:
-    """One sentence on a figure; names without the prefix."""
-    return _HELP[name]
+    """One sentence on a figure, or on the histogram that a series is of; names without the prefix."""
+    return _HELP[_of_histogram(name) or name]
+
+
+def _of_histogram(name: str) -> str | None:
+    """The histogram that ``name`` is a series of."""
+    return next(
+        (name.removesuffix(end) for end in _SERIES if name.endswith(end) and name.removesuffix(end) in _HELP), None
+    )
 
 
 @dataclass(slots=True)
@@ -140,11 +159,16 @@ class Metrics:
             "step_failures_total": 0,
             "prompt_characters_removed_total": 0,
             "requests_coalesced_total": 0,
+            "coalesced_prompt_tokens_total": 0,
         }
     )
     finished: dict[str, int] = field(
         default_factory=lambda: {"stop": 0, "length": 0, "timeout": 0, "cancelled": 0, "error": 0}
     )
+    #: computed tokens of requests that ended before their time
+    wasted: dict[str, int] = field(default_factory=lambda: {"timeout": 0, "cancelled": 0, "error": 0})
+    #: tokens that are computed again after a preemption, from whoever counts them
+    recomputed: Callable[[], int] = field(default=lambda: 0)
     #: refusals by code; several threads refuse
     rejected: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -154,6 +178,7 @@ class Metrics:
     request_queue_time_seconds: Histogram = field(default_factory=lambda: Histogram(_E2E))
     request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
     request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    cancellation_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP))
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
     iteration_host_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP))
     #: figures read at snapshot time from whoever keeps them (the scheduler, the pool)
@@ -173,12 +198,16 @@ class Metrics:
             if isinstance(value, Histogram):
                 yield name, value
 
+    def _wasted(self) -> dict[str, int]:
+        return {**self.wasted, "preempted": self.recomputed()}
+
     def snapshot(self) -> dict[str, Any]:
         """Every figure as a JSON-able dict; names without the prefix."""
         figures: dict[str, Any] = dict(self.counters)
         for source in self.sources:
             figures.update(source())
         figures["request_success_total"] = dict(self.finished)
+        figures["wasted_tokens_total"] = self._wasted()
         figures["requests_rejected_total"] = dict(self.rejected)
         for name, histogram in self.histograms():
             figures[name] = histogram.snapshot()
@@ -195,11 +224,27 @@ class Metrics:
             yield name, {}, value
         for reason, count in self.finished.items():
             yield "request_success_total", {"finished_reason": reason}, count
+        for reason, count in self._wasted().items():
+            yield "wasted_tokens_total", {"reason": reason}, count
         for code, count in sorted(self.rejected.copy().items()):
             yield "requests_rejected_total", {"code": code}, count
         if self.speculation is not None:
             # the exposition format wants the points of one name together
             yield from sorted(self.speculation.points(), key=lambda point: _ORDER[point[0]])
+
+    def series(self) -> Iterator[Point]:
+        """The histograms as Prometheus stores them, for pages that know counters only; names without the prefix.
+
+        ``NAME_bucket`` with the label ``le``, cumulative, then ``NAME_sum`` and ``NAME_count``.
+        """
+        for name, histogram in self.histograms():
+            counts, total = list(histogram.counts), histogram.total
+            below = 0
+            for bound, count in zip((*histogram.bounds, "+Inf"), counts, strict=True):
+                below += count
+                yield f"{name}_bucket", {"le": str(bound)}, below
+            yield f"{name}_sum", {}, total
+            yield f"{name}_count", {}, below
 
     def prometheus_text(self) -> str:
         """The exposition format, version 0.0.4."""

@@ -54,6 +54,7 @@ class AsyncEngine:
         self._max_failures = max_failures
         self._changed = threading.Condition()
         self._inbox: deque[PreparedRequest | str] = deque()
+        self._leaving: dict[str, float] = {}  # when cancellations were asked for
         self._arriving = 0  # requests in the inbox
         self._callbacks: dict[str, Callback] = {}
         self._coalescer = Coalescer() if core.config.coalesce else None
@@ -141,6 +142,7 @@ class AsyncEngine:
             if request_id not in self._callbacks or self._death is not None:
                 return False
             self._inbox.append(request_id)
+            self._leaving.setdefault(request_id, time.monotonic())
             self._changed.notify_all()
         return True
 
@@ -276,7 +278,12 @@ class AsyncEngine:
             if last is not None:
                 self._tell(last)
             if ends is not None:
-                self._deliver(self.core.abort(ends))
+                output = self.core.abort(ends)
+                asked = self._leaving.pop(command, None)
+                if output is not None and asked is not None:
+                    self.core.metrics.cancellation_seconds.observe(time.monotonic() - asked)
+                self._deliver(output)
+            self._leaving.pop(command, None)
             return
         request_id = command.request.request_id
         assert request_id is not None
@@ -298,6 +305,7 @@ class AsyncEngine:
             return False
         joins, so_far = self._coalescer.join(command)
         self.core.metrics.counters["requests_coalesced_total"] += joins
+        self.core.metrics.counters["coalesced_prompt_tokens_total"] += len(command.prompt) if joins else 0
         if so_far is not None:
             self._tell(so_far)
         return joins

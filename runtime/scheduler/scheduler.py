@@ -109,6 +109,7 @@ class Scheduler:
         self.table = BatchTable(config.max_running, blocks)
         self._rows_reserved = 0
         self.preemptions = 0
+        self.recomputed = 0  # tokens that are computed again after a preemption
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -339,6 +340,8 @@ class Scheduler:
         sequence.published = len(shared)
         self.prefix_queries += sequence.length
         self.prefix_hits += sequence.computed
+        self.recomputed += max(0, sequence.lost - sequence.computed)
+        sequence.lost = 0
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         return True
@@ -357,6 +360,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         self._leave(sequence)
+        sequence.lost = max(sequence.lost, sequence.computed)
         sequence.computed = sequence.published = 0
         sequence.copy_pending = False
         sequence.status = SequenceStatus.WAITING

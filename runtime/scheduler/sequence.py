@@ -71,6 +71,7 @@ class Sequence:
         self.waiting_since = now
         self.cached_tokens: int | None = None
         self.preemptions = 0
+        self.lost = 0  # computed tokens that a preemption took
 
     def fork(self, sample: int) -> Sequence:
         """Another sample that shares everything so far. The caller holds the blocks for it."""
@@ -91,6 +92,12 @@ class Sequence:
         other.cached_tokens = self.cached_tokens
         other.rank = (self.rank[0], self.rank[1], sample)
         return other
+
+    @property
+    def spent(self) -> int:
+        """Tokens that were computed for this sample alone; found prefixes and what it shares after a fork are not."""
+        shared = self.prompt_length if self.sample else self.cached_tokens or 0
+        return max(0, max(self.computed, self.lost) - shared)
 
     @property
     def outstanding(self) -> int:

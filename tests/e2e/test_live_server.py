@@ -24,6 +24,18 @@ from trtforge.ground.errors import ForgeError
 
 pytestmark = pytest.mark.e2e
 
+_DYING = """
+from runtime.engine import EngineCore
+
+step = EngineCore.step
+
+def dying(self):
+    if len(self.live_ids()) > 1:
+        raise MemoryError("the second request was too much")
+    return step(self)
+
+EngineCore.step = dying
+"""
 PROMPTS = ("What is the capital of France?", "Give one reason to write unit tests.", "List three fruits")
 TOKENS = 24
 
@@ -136,6 +148,53 @@ def test_the_metrics_page_has_counters_and_gauges_with_labels(server):
     assert "length" in reasons
     assert {sample.labels["model"] for sample in found["trtforge_request_success"].samples} == {"tiny"}
     assert not [name for name in found if "spec_decode" in name], "this engine does not speculate"
+
+
+def test_the_metrics_page_has_the_histograms_as_series(server):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with StreamClient(server.grpc_url, "tiny") as client:
+        assert client.ask({"text_input": PROMPTS[0], "max_tokens": 4}).error is None
+    page = f"http://{server.host}:{server.metrics_port}/metrics"
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with urllib.request.urlopen(page, timeout=10) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        samples = [s for f in families for s in f.samples if s.name.startswith("trtforge_time_to_first_token_seconds")]
+        if any(s.value for s in samples):
+            break
+        time.sleep(0.2)  # they are a second old at most
+    # the parser ends the name of every counter with _total
+    names = [s.name.removeprefix("trtforge_time_to_first_token_seconds").removesuffix("_total") for s in samples]
+    found = {(name, s.labels.get("le")): s.value for name, s in zip(names, samples, strict=True)}
+    assert found["_bucket", "+Inf"] == found["_count", None] >= 1
+    assert found["_sum", None] > 0
+    bounds = sorted((float(le), value) for (_, le), value in found.items() if le is not None)
+    assert len(bounds) == 20
+    assert [value for _, value in bounds] == sorted(value for _, value in bounds)
+
+
+def test_an_engine_that_is_dead_ends_a_server_that_nobody_watches(bundle, tmp_path, monkeypatch):
+    """As Triton runs in a pod: no launcher of ours is there to end it, and it would stay ready."""
+    monkeypatch.setattr("launcher.local.NOTICE", "NOBODY_READS_THIS")
+    shutil.copytree(bundle, tmp_path / "bundle", symlinks=True)
+    model = tmp_path / "bundle" / "repository" / "tiny" / "1" / "model.py"
+    model.write_text(model.read_text() + _DYING)
+    server = TritonServer(tmp_path / "bundle" / "repository", log_path=tmp_path / "server.log")
+    monkeypatch.setattr(server, "_watch_models", lambda: None)
+    with server:
+        first: list[str] = []
+        thread = _long_stream(server.grpc_port, first)
+        with StreamClient(server.grpc_url, "tiny") as stream:
+            second = stream.ask({"text_input": PROMPTS[0], "max_tokens": 900, "min_tokens": 900}, timeout=30)
+        thread.join(timeout=30)
+        assert "TF-RUN" in (second.error or "") and "TF-RUN" in first[0]
+        for _ in range(600):
+            if server.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert server.process.poll() is not None, "the server of a dead engine went on, and says that it is ready"
+        assert "the engine is dead" in (tmp_path / "server.log").read_text()
 
 
 def test_same_seed_same_text_and_log_probabilities(server):
@@ -365,21 +424,7 @@ def test_serve_ends_with_its_models_process(serve_command, tmp_path):
 def test_an_engine_that_is_dead_ends_its_server_after_telling_its_clients(bundle, tmp_path):
     shutil.copytree(bundle, tmp_path / "bundle", symlinks=True)
     model = tmp_path / "bundle" / "repository" / "tiny" / "1" / "model.py"
-    model.write_text(
-        model.read_text()
-        + """
-from runtime.engine import EngineCore
-
-step = EngineCore.step
-
-def dying(self):
-    if len(self.live_ids()) > 1:
-        raise MemoryError("the second request was too much")
-    return step(self)
-
-EngineCore.step = dying
-"""
-    )
+    model.write_text(model.read_text() + _DYING)
     server = TritonServer(tmp_path / "bundle" / "repository", log_path=tmp_path / "server.log")
     with server:
         first: list[str] = []

@@ -8,6 +8,7 @@ unanswered so, copies the engine's figures to Triton's metrics page, and ends th
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -27,9 +28,12 @@ from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
 from runtime.speculation.draft import Point
 from trtforge.drafting.record import read_speculation
+from trtforge.ground.drain_notice import NOTICE
 from trtforge.ground.json_file import read_json_file
 
 POLL_SECONDS = 0.05
+#: how old the histograms on the metrics page may be: a step changes a hundred of their series
+SERIES_SECONDS = 1.0
 #: for the clients of an engine that died
 FAREWELL_SECONDS = 5.0
 
@@ -106,6 +110,7 @@ class TritonPythonModel:
             self._service.take(request)
 
     def _watch_clients(self) -> None:
+        series_at = 0.0
         while not self._closing.wait(POLL_SECONDS):
             try:
                 # asked first: an engine that is dead now has taken in all its clients before
@@ -114,19 +119,25 @@ class TritonPythonModel:
                 if not alive:
                     self._leave_with_the_engine()
                 self._figures.update(self._engine.points())
+                if time.monotonic() >= series_at:
+                    self._figures.update(self._engine.core.metrics.series())
+                    series_at = time.monotonic() + SERIES_SECONDS
             except Exception as error:  # one bad answer of Triton must not end all cancellation
                 pb_utils.Logger.log_warn(f"client watcher: {type(error).__name__}: {error}")
 
     def _leave_with_the_engine(self) -> None:
         """End this process: its engine is dead, and Triton would go on sending it requests.
 
-        The engine tells its clients why; they get a moment to hear it.
+        The engine tells its clients why; they get a moment to hear it. Triton would stay ready without this process: a
+        launcher of ours ends the server then, and where there is none the server is told to end here.
         """
         end = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < end and not self._service.idle():
             time.sleep(POLL_SECONDS)
         if not self._closing.is_set():
             pb_utils.Logger.log_error(f"the engine is dead, so its process ends: {self._engine.death}")
+            if NOTICE not in os.environ:
+                os.kill(os.getppid(), signal.SIGTERM)
             os._exit(1)
 
     def finalize(self) -> None:
