@@ -160,11 +160,13 @@ class Step:
         # what one pass more costs, not what the first one does: catching up with the target's states is paid by then
         last = max(plan.passes, 2)
         a_pass = (draft(last, drafted) - draft(1, drafted)) / (last - 1)
-        return min(max(rate * (self._token_seconds() + a_pass / drafted), 0.0), 0.9)
+        token = self._token_seconds(int(plan.counts.sum()))
+        return min(max(rate * (token + a_pass / drafted), 0.0), 0.9)
 
-    def _token_seconds(self) -> float:
-        """Of verifying a draft token, averaged over all sizes."""
-        return float(self._verify[-1] - self._verify[0]) / max(len(self._verify) - 1, 1)
+    def _token_seconds(self, most: int | None = None) -> float:
+        """Of verifying a draft token, averaged over all sizes, or up to ``most``: a jump beyond them costs nothing."""
+        last = len(self._verify) - 1 if most is None else min(most, len(self._verify) - 1)
+        return float(self._verify[last] - self._verify[0]) / max(last, 1)
 
     def _drafting(
         self,
