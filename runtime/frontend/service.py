@@ -25,6 +25,7 @@ from runtime.frontend.answering import Answer
 from runtime.frontend.asking import Asked, Defaults, Encode, read
 from runtime.frontend.names import refuse_unknown
 from runtime.frontend.outbox import Box, Outbox
+from runtime.frontend.request_log import RequestLog
 from runtime.frontend.server_log import NAME, shown_id
 from runtime.request import Request, RequestOutput
 from runtime.serving import AsyncEngine
@@ -47,6 +48,7 @@ class Service:
         inputs: names of the model's inputs.
         exclude_default: what ``defaults`` says of the prompt in the answer, from models written before there were any.
         decoupled: whether a request may have more than one response.
+        request_log: gets a line a request; None: nothing does.
         defaults: what holds for a client that does not say.
     """
 
@@ -59,6 +61,7 @@ class Service:
         exclude_default: bool = True,
         decoupled: bool = True,
         defaults: Defaults | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._engine = engine
         self._backend = backend
@@ -70,6 +73,7 @@ class Service:
         self._live: set[_Job] = set()
         self._numbers = itertools.count()
         self._outbox = outbox = Outbox()
+        self._request_log = request_log
         engine.core.metrics.sources.append(lambda: {"outputs_joined_total": outbox.joins})
         self._chats = ThreadPoolExecutor(MOST + MOST_SLOW, "chats")
 
@@ -90,6 +94,8 @@ class Service:
     def flush(self, timeout: float = 5.0) -> None:
         """Send what the engine still had to say; after its shutdown."""
         self._outbox.close(timeout)
+        if self._request_log is not None:
+            self._request_log.close(timeout)
 
     def watch(self) -> None:
         """Cancel the requests whose clients have gone, and end all of them when a drain's time is over."""
@@ -173,7 +179,8 @@ class Service:
             if not job.open:
                 job.client.end(self._nothing())
 
-        return partial(self._outbox.put, Box(send, job.cancel))
+        put = partial(self._outbox.put, Box(send, job.cancel))
+        return put if self._request_log is None else self._request_log.follow(job.request_id, put)
 
     def _answering(self, client: Channel, name: str, work: Callable[[], None]) -> None:
         """Do ``work``; whatever goes wrong, the client gets an answer, and it is counted and logged."""
@@ -185,6 +192,8 @@ class Service:
         except Exception as error:
             told, level = {"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"}, logging.ERROR
         self._engine.core.metrics.reject(told["code"])
+        if self._request_log is not None:
+            self._request_log.refused(name, told["code"])
         log.log(level, "request %r refused: %s: %s", shown_id(name), told["code"], told["message"][:200])
         client.fail(told)
 

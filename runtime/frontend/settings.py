@@ -14,10 +14,11 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices for the engine, and what holds for clients that do not say."""
+    """Choices for the engine, what holds for clients that do not say, and where a request's line goes."""
 
     engine: EngineConfig
     defaults: Defaults
+    request_log: str | None = None
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
@@ -44,7 +45,7 @@ class Settings:
             max_tokens=_whole(parameters, "default_max_tokens"),
             timeout=_seconds(parameters, "default_timeout_ms"),
         )
-        return cls(engine, defaults)
+        return cls(engine, defaults, parameters.get("request_log") or None)
 
 
 def _whole(parameters: Mapping[str, str], name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from launcher.local import TritonServer
 from launcher.stubs import lives, stubs_of
 from triton_repo.layouts.native import emit
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.schema_serving import Serving
 
 pytestmark = pytest.mark.e2e
 
@@ -52,7 +54,8 @@ def test_a_server_is_well_until_its_model_answers_otherwise_or_not_at_all(
     tiny_engine: Path, tmp_path: Path, decoupled: bool
 ) -> None:
     shutil.copytree(tiny_engine, tmp_path / "engine")
-    emit(tmp_path / "engine", tmp_path / "repository", name="tiny", decoupled=decoupled)
+    serving = Serving(request_log=str(tmp_path / "requests.jsonl"))
+    emit(tmp_path / "engine", tmp_path / "repository", name="tiny", decoupled=decoupled, serving=serving)
     server = TritonServer(
         tmp_path / "repository",
         log_path=tmp_path / "server.log",
@@ -69,6 +72,9 @@ def test_a_server_is_well_until_its_model_answers_otherwise_or_not_at_all(
             update={"probes": [probe.model_copy(update={"seconds": 20.0}) for probe in made.probes]}
         )
         assert len(check(asked, "deep", "tiny", patient)) == 4
+        lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+        assert {line["finish_reason"] for line in lines} == {"length"}
+        assert sum(line["output_tokens"] == 4 for line in lines) >= 2 and PROMPTS[0] not in str(lines)
         with pytest.raises(ForgeError) as caught:
             check(asked, "ready", "other")
         assert caught.value.code == "TF-HLT-004"

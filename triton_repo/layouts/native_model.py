@@ -21,6 +21,7 @@ import trtforge  # noqa: F401  before the others, which are found through it and
 
 # isort: split
 import plugins.host
+from runtime.frontend.request_log import RequestLog
 from runtime.frontend.server_log import write_to
 from runtime.frontend.service import Service
 from runtime.frontend.settings import Settings
@@ -77,6 +78,7 @@ class TritonPythonModel:
             inputs=[tensor["name"] for tensor in config["input"]],
             decoupled=bool(config["model_transaction_policy"]["decoupled"]),
             defaults=settings.defaults,
+            request_log=None if settings.request_log is None else RequestLog(settings.request_log),
         )
         tokenizer = self._engine.core.tokenizer
         if tokenizer is not None:

@@ -46,12 +46,24 @@ class Serving(Section):
     cleanse: bool = Field(
         False, description="Take invisible and control characters out of prompts; answers say how many"
     )
+    request_log: str | None = Field(
+        None,
+        description="A line of JSON a request (id, tokens, times, how it ended, code; no text), to stderr or to the "
+        "file of this absolute path. null: none",
+    )
 
     @field_validator("queue_timeout", "aging", "default_timeout")
     @classmethod
     def _some_time(cls, value: float | None) -> float | None:
         if value is not None and not 0.001 <= value <= 10**9:
             raise ValueError("a time from 1ms on")
+        return value
+
+    @field_validator("request_log")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is not None and value != "stderr" and not (value.startswith("/") and value.isprintable()):
+            raise ValueError("stderr, or an absolute path")
         return value
 
     @field_validator("salt")

@@ -28,6 +28,7 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "salt": ("ä", lambda s: s.engine.salt.decode()),
     "coalesce": (True, lambda s: s.engine.coalesce),
     "cleanse": (True, lambda s: s.engine.cleanse),
+    "request_log": ("/var/log/requests", lambda s: s.request_log),
 }
 
 

@@ -40,7 +40,7 @@ def test_serving_is_refused_where_nothing_reads_it(base: dict[str, Any]) -> None
     """A limit that is not kept would change what is served."""
     assert "TF-K13-011" not in codes(base)
     values: dict[str, Any] = {"queue_timeout": "1s", "aging": "1s", "default_timeout": "1s", "salt": "a"}
-    values |= {"prefix_cache": False, "coalesce": True, "cleanse": True}
+    values |= {"prefix_cache": False, "coalesce": True, "cleanse": True, "request_log": "stderr"}
     for name in Serving.model_fields:
         finding = only("TF-K13-011", merged(base, {"serving": {name: values.get(name, 2)}}))
         assert f"serving.{name}" in finding.message
