@@ -58,6 +58,8 @@ class SmokeTarget:
         speculates: the engine drafts, and answers count it; ``expected`` was made without.
         streams: whether the model is decoupled; without, every answer is whole.
         max_input_len: tokens of the longest prompt that the engine takes.
+        max_output_tokens: most tokens that a request may ask for; None: any number.
+        says_max_tokens: the server says how long an answer is whose request does not.
     """
 
     grpc_url: str
@@ -72,6 +74,8 @@ class SmokeTarget:
     ties: bool = False
     streams: bool = True
     speculates: bool = False
+    max_output_tokens: int | None = None
+    says_max_tokens: bool = False
 
 
 def run_smoke(target: SmokeTarget, progress: Progress | None = None) -> list[Check]:
@@ -280,8 +284,10 @@ def _held(figures: dict[str, float]) -> dict[str, float]:
 
 
 def _long_request(target: SmokeTarget) -> dict[str, Any]:
-    """A request that runs as long as the engine's limits allow, streamed where the model streams."""
+    """A request that runs as long as the engine's and the server's limits allow, streamed where the model streams."""
     tokens = max(1, target.max_input_len - 64)
+    if target.max_output_tokens is not None:
+        tokens = min(tokens, target.max_output_tokens)
     prompt = next(iter(target.expected))
     return {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "stream": target.streams}
 
@@ -339,8 +345,12 @@ def _faulty_requests(target: SmokeTarget) -> str:
         ("text that is not UTF-8", _greedy(prompt, target) | {"text_input": b"\xff\xfe"}, None),
         ("two prompts in one tensor", _greedy(prompt, target) | {"text_input": [prompt, prompt]}, None),
         ("max_tokens as INT64", _greedy(prompt, target), {"max_tokens": "INT64"}),
-        ("missing max_tokens", {"text_input": prompt}, None),
     ]
+    if not target.says_max_tokens:
+        cases.append(("missing max_tokens", {"text_input": prompt}, None))
+    if target.max_output_tokens is not None:
+        over = {"text_input": prompt, "max_tokens": target.max_output_tokens + 1}
+        cases.append(("more tokens than the server gives", over, None))
     for name, values, dtypes in cases:
         with StreamClient(target.grpc_url, target.model) as client:
             answer = client.ask(values, 30.0, dtypes)

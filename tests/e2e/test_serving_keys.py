@@ -11,7 +11,9 @@ import urllib.request
 import pytest
 
 from launcher.local import TritonServer
+from tests.support import forked
 from tests.support.foreign_clients import generate
+from tests.support.tiny_recipe import write_tiny_recipe
 from triton_repo.layouts.native import emit
 from trtforge.recipe.schema_serving import Serving
 
@@ -173,3 +175,17 @@ def test_a_reader_that_does_not_read_delays_nobody_and_loses_nothing(server):
     assert events[-1]["num_output_tokens"] == 900
     _, whole = generate(server.http_url, "tiny", {"text_input": "A slow reader", "max_tokens": 900, "min_tokens": 900})
     assert "".join(event["text_output"] for event in events) == whole["text_output"]
+
+
+def test_a_whole_run_with_a_serving_section_passes_its_own_checks(tmp_path):
+    """Smoke test and load test keep within the limits that the recipe sets, and see that they hold."""
+    path = write_tiny_recipe(tmp_path)
+    section = {"max_output_tokens": 16, "default_max_tokens": 4, "max_waiting": 6, "queue_timeout": "30s"}
+    section |= {"stream_interval": 3, "coalesce": True, "cleanse": True, "default_timeout": "60s", "salt": "x"}
+    path.write_text(f"{path.read_text()}serving: {json.dumps(section)}\n")
+    words = [str(path), "--store", str(tmp_path / "store"), "--until", "bench"]
+    done = forked.run("tests.support.tiny_recipe", words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    gates = {gate["name"]: gate["passed"] for stage in json.loads(done.stdout)["stages"] for gate in stage["gates"]}
+    assert all(gates.values()), gates
+    assert any(name.startswith("smoke") for name in gates), gates

@@ -126,6 +126,8 @@ def test_a_response_becomes_a_piece() -> None:
     ("said", "status", "param", "message"),
     [
         ("TF-RUN-056: 3 requests are waiting; retry later", 429, None, "3 requests are waiting; retry later"),
+        ("TF-RUN-132: the request waited 2.0 s for its turn", 503, None, "the request waited 2.0 s for its turn"),
+        ("TF-RUN-133: max_tokens is 9; at most 8", 400, "max_tokens", "max_tokens is 9; at most 8"),
         ("in ensemble 'x', TF-RUN-057: the engine is shutting down", 503, None, "the engine is shutting down"),
         ("TF-RUN-059: the engine step failed", 500, None, "the engine step failed"),
         ("TF-RUN-055: num_return_sequences is 9; num_return_sequences", 400, "n", "n is 9; n"),

@@ -283,6 +283,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (build(limits={"max_seq_len": 512}), {}),
         (merged(build(limits={"max_seq_len": 512}), {"bench": {"prompts": "builtin:short"}}), {}),
     ),
+    "TF-K9-019": (
+        ({"serving": {"max_output_tokens": 16}, "bench": {"max_tokens": 17}}, {}),
+        ({"serving": {"max_output_tokens": 16}, "bench": {"max_tokens": 16}}, {}),
+    ),
     "TF-K9-007": (({"bench": {"concurrency": [1, 64]}}, {}), ({"bench": {"concurrency": [1, 32]}}, {})),
     "TF-K9-015": (
         ({"evals": {"perplexity": {"window": 128, "stride": 128}}}, {}),

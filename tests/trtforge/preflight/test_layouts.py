@@ -35,6 +35,12 @@ def test_serving_is_for_the_runtime_of_ours(target: str) -> None:
     assert "TF-K13-011" not in codes(merged(SERVED_BY_NATIVE[target], {"serving": {"max_waiting": 8}}))
 
 
+def test_a_queue_holds_the_load_test() -> None:
+    limits = {"build": {"limits": {"max_batch_size": 4}}, "bench": {"concurrency": [1, 10]}}
+    assert "TF-K9-019" in codes(merged(limits, {"serving": {"max_waiting": 5}}))
+    assert "TF-K9-019" not in codes(merged(limits, {"serving": {"max_waiting": 6}}))
+
+
 @pytest.mark.parametrize("base", [ENGINE, API], ids=["inflight_batcher_llm", "llmapi"])
 def test_serving_is_refused_where_nothing_reads_it(base: dict[str, Any]) -> None:
     """A limit that is not kept would change what is served."""

@@ -176,10 +176,11 @@ class SmokeStage(Stage):
         from runtime.tokenizer import EngineTokenizer
 
         context.progress.start("answers of the offline engine")
-        directory = context.inputs["build"].path
+        directory, serves = context.inputs["build"].path, context.recipe.serving
+        tokens = min(MAX_TOKENS, serves.max_output_tokens or MAX_TOKENS)
         prompts = [*TEXTS[:PROMPTS], *([] if context.recipe.speculation.method == "none" else [COPYING])]
         with engine_of(directory, context.progress) as ask:
-            offline: Offline = ask(answer_offline, prompts, MAX_TOKENS)
+            offline: Offline = ask(answer_offline, prompts, tokens)
         tokenizer = EngineTokenizer.load(directory)
         assert tokenizer is not None
         partings = Partings(offline, tokenizer.decode, float(context.inputs["parity"].summary["noise"]))
@@ -190,9 +191,11 @@ class SmokeStage(Stage):
                 metrics_url=f"{server.host}:{server.metrics_port}",
                 model=context.recipe.name,
                 expected=offline.texts,
-                max_tokens=MAX_TOKENS,
+                max_tokens=tokens,
                 max_input_len=offline.max_input_len,
-                clients=min(CLIENTS, 2 * offline.max_batch_size),
+                clients=min(CLIENTS, 2 * offline.max_batch_size, serves.max_waiting),
+                max_output_tokens=serves.max_output_tokens,
+                says_max_tokens=serves.default_max_tokens is not None,
                 parting=partings,
                 ties=not offline.repeats_exactly,
                 streams=context.recipe.triton.decoupled,

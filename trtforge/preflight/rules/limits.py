@@ -139,6 +139,30 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
+@rule("TF-K9-019", "a load test that the server refuses")
+def server_takes_bench(facts: Facts) -> Iterator[Violation]:
+    """Every request over the server's own limits is refused, and the load test would measure refusals."""
+    recipe = facts.recipe
+    bench, serving, batch = recipe.bench, recipe.serving, recipe.build.limits.max_batch_size
+    most, level = serving.max_output_tokens, max(bench.concurrency)
+    if not recipe.layout.own_runtime:
+        return  # which refuses the section by TF-K13-011
+    if most is not None and bench.max_tokens > most:
+        yield Violation(
+            f"answers of {bench.max_tokens} tokens are over serving.max_output_tokens {most}",
+            facts.asked("bench.max_tokens", "serving.max_output_tokens"),
+            {"max_tokens": bench.max_tokens, "max_output_tokens": most},
+            [f"bench.max_tokens: {most}", f"serving.max_output_tokens: {bench.max_tokens}  # or more"],
+        )
+    if level > batch + serving.max_waiting:
+        yield Violation(
+            f"{level} requests in flight, of which {batch} run and {serving.max_waiting} may wait",
+            facts.asked("bench.concurrency", "serving.max_waiting"),
+            {"concurrency": level, "max_batch_size": batch, "max_waiting": serving.max_waiting},
+            [f"serving.max_waiting: {level - batch}  # or more"],
+        )
+
+
 @rule("TF-K9-007", "the load test runs more requests than the engine takes at once", severity="warning")
 def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
     """The surplus waits in the queue and its waiting is measured as latency."""
