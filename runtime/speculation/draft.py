@@ -134,6 +134,10 @@ class Computed:
 TapReader = Callable[[npt.NDArray[np.int64]], "torch.Tensor"]
 
 
+#: rows of one sequence, on average, that steps leave to be computed before its next draft at most
+ORDINARY_ROWS = 16
+
+
 class Drafter(Protocol):
     """Makes drafts. One instance an engine; called by the stepping thread only.
 
@@ -168,6 +172,10 @@ class Drafter(Protocol):
 
 class ModelDrafter(Drafter, Protocol):
     """A drafter with a model of its own, which may know too little of a sequence to draft for it."""
+
+    #: whether the last :meth:`propose` began with no more rows than steps leave: what it took is a draft's price then,
+    #: and otherwise that of a prompt, or of a long pause
+    ordinary: bool
 
     def ready(self, sequence: TokenSequence) -> bool:
         """Whether a draft could be had now; cheap."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from runtime.executors.base import Executor, StepBatch
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.chains import greedy_chains
-from runtime.speculation.draft import Ask, Computed, Draft, TapReader
+from runtime.speculation.draft import ORDINARY_ROWS, Ask, Computed, Draft, TapReader
 from runtime.speculation.draft_rows import DraftRows, Span, Track
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_target"
+    ordinary = True
 
     def __init__(self, executor: Executor, *, vocab_size: int) -> None:
         self._executor = executor
@@ -61,6 +62,7 @@ class DraftModelDrafter:
         cut = [span for span in self._rows.spans(spans) if span is not None]
         if not cut:
             return drafts
+        self.ordinary = sum(span.end - span.begin for span in cut) <= ORDINARY_ROWS * len(cut)
         logits = self._run(cut)
         tracks = [span.track for span in cut]
         places = [wanted[track] for track in tracks]

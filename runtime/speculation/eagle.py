@@ -20,7 +20,7 @@ import numpy.typing as npt
 from runtime.executors.base import DraftExecutor, StepBatch
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.chains import greedy_chains
-from runtime.speculation.draft import Ask, Computed, Draft, TapReader
+from runtime.speculation.draft import ORDINARY_ROWS, Ask, Computed, Draft, TapReader
 from runtime.speculation.draft_rows import DraftRows, Span, Track
 from runtime.speculation.ops import picked
 from runtime.speculation.pending_taps import PendingTaps
@@ -47,6 +47,7 @@ class EagleDrafter:
     """
 
     name = "eagle3"
+    ordinary = True
 
     def __init__(self, executor: DraftExecutor, *, tree: TreeDrafting | None = None) -> None:
         self._executor = executor
@@ -54,6 +55,8 @@ class EagleDrafter:
         self._pending = PendingTaps(executor.tap_width)
         self._left: list[Track] = []
         self._unasked = UnaskedRows()
+        #: rows computed from taps, but for the ordinary passes
+        self._fed = 0
         self._tree = tree
 
     @property
@@ -200,7 +203,9 @@ class EagleDrafter:
         # who waits for earlier positions first: others may share the blocks that it will fill
         order = sorted(tracks, key=lambda track: track.pending_start)
         spans = [Span(track, track.pending_start, track.computed, logits=True) for track in order]
+        before = self._fed
         done, logits, states = self._feed(spans)
+        self.ordinary = self._fed - before <= ORDINARY_ROWS * len(tracks)
         place = {span.track: number for number, span in enumerate(done)}
         ready = [item for item in wanted if item[1] in place]
         places = [place[track] for _, track in ready]
@@ -226,6 +231,7 @@ class EagleDrafter:
         numbers: list[int] = []
         for track in tracks:
             numbers += track.pending
+        self.ordinary = len(numbers) <= ORDINARY_ROWS * len(tracks)
         logits, states = self._executor.execute(batch, taps=self._pending.get(numbers))
         self._rows.wrote(tracks)
         self._pending.release(numbers)
@@ -316,6 +322,7 @@ class EagleDrafter:
             for span in part:
                 first = span.track.pending_start
                 numbers += span.track.pending[span.begin - first : span.end - first]
+            self._fed += len(numbers)
             logits, states = self._executor.execute(batch, taps=self._pending.get(numbers))
             for span in part:
                 self._rows.written(span)

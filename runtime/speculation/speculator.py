@@ -162,7 +162,7 @@ class Speculator:
             self._drafting, self._drafting_ticks = time.perf_counter() - started, self.tick() - mark
             self.figures.timed("draft", self._drafting)
             passes = max((draft.levels() for draft in made if draft is not None), default=0)
-            if passes:
+            if passes and self.model.ordinary:
                 grown = any(draft is not None and draft.parents is not None for draft in made)
                 self._tell("tree" if grown else "draft", passes, len(asks), self._drafting_ticks)
             for at, ask, draft in zip(places, asks, made, strict=True):

@@ -39,7 +39,7 @@ class ToldDrafter:
         block_size: int = 0,
         seed: int = 0,
     ) -> None:
-        self.name = name
+        self.name, self.ordinary = name, True
         self._oracle, self._vocab_size = oracle, vocab_size
         self._right, self._refuse, self._top_k = right, refuse, top_k
         self._block_size = block_size

@@ -256,6 +256,12 @@ def test_the_policy_is_told_times_by_the_same_clock():
     # one tick each; a whole step of two ticks more, and two more where it drafted
     assert by_part["verify"] == by_part["draft"] == {1.0}
     assert by_part["host"] <= {2.0, 3.0} and by_part["host"]
+    told.clear()
+    model.ordinary = False  # a prompt's rows are no draft's
+    core.add_request(Request("b", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=8, ignore_eos=True)))
+    while core.has_unfinished():
+        core.step()
+    assert {part for part, _ in told} == {"verify", "host"}
 
 
 def test_kernels_that_are_compiled_once_make_no_size_dear():

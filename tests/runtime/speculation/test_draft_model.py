@@ -71,6 +71,18 @@ def test_rows_of_accepted_tokens_are_not_computed_again(accepted: int, fed: int)
     assert model.batches[0].num_tokens == fed
 
 
+def test_a_draft_behind_a_prompt_is_no_ordinary_one() -> None:
+    """What it takes is not what a draft of that length costs."""
+    _, drafter, driver = bench()
+    sequence = driver.add(list(range(5, 45))).sequence
+    driver.step(asked=0.0)
+    sequence.blocks += driver.pool.allocate(5)
+    draft = drafter.propose([Ask(sequence, 2)])[0]
+    assert draft is not None and not drafter.ordinary
+    accept(driver, drafter, sequence, draft, 1, bonus=7)
+    assert drafter.propose([Ask(sequence, 2)])[0] is not None and drafter.ordinary
+
+
 def test_a_draft_that_was_not_verified_leaves_nothing_true() -> None:
     model, drafter, driver = bench()
     sequence = driver.add([5, 6, 7, 8, 9]).sequence

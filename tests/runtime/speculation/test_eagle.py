@@ -154,6 +154,24 @@ def test_many_rows_are_computed_though_nobody_drafts(folder: Path) -> None:
     assert bench.last() is not None
 
 
+def test_a_draft_behind_a_prompt_or_a_long_pause_is_no_ordinary_one(folder: Path) -> None:
+    """What it takes is not what a draft of that length costs."""
+    bench = Bench(folder)
+    bench.driver.add(bench.prompt(40))
+    bench.driver.step(count=2)
+    assert bench.drafts == []
+    bench.driver.step(count=2)
+    assert bench.last() is not None and not bench.drafter.ordinary
+    bench.driver.step(count=2)
+    assert bench.last() is not None and bench.drafter.ordinary
+    for _ in range(30):
+        bench.driver.step(asked=0.0)
+    bench.driver.step(count=2)
+    assert bench.last() is not None and not bench.drafter.ordinary
+    bench.driver.step(count=2)
+    assert bench.last() is not None and bench.drafter.ordinary
+
+
 def test_a_sequence_that_was_preempted_drafts_again(folder: Path) -> None:
     bench = Bench(folder)
     bench.driver.pool.prefix_cache = False
