@@ -319,8 +319,8 @@ class EngineCore:
         for sequence in plan.admitted:
             live = self._by_sequence[sequence][0]
             if live.first_scheduled is None:
-                live.first_scheduled = news.now
-                self.metrics.request_queue_time_seconds.observe(news.now - live.arrival)
+                live.first_scheduled = plan.made
+                self.metrics.request_queue_time_seconds.observe(plan.made - live.arrival)
                 self.metrics.counters["prompt_tokens_total"] += len(live.prepared.prompt)
         samples, rows, forks = self._fork(plan, batch)
         take = partial(self._take, news)

@@ -1,13 +1,10 @@
 """Length distributions of requests: one length, a histogram, or a trace of real requests.
 
-Trace file: one request a line, JSON objects with ``isl`` and ``osl`` (or ``input_length`` and ``output_length``, as
-AIPerf and Mooncake traces name them), or two integers separated by comma or blank, under a header that names the
-columns or without one; ``#`` starts a comment there. An optional ``timestamp`` (milliseconds) gives the arrival rate.
+:mod:`trtforge.ground.request_trace` reads the trace; its timestamps give the arrival rate.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,18 +14,11 @@ from typing import Any
 import numpy as np
 
 from builder.planner.types import Length, Workload, bad_input
+from trtforge.ground.request_trace import JSON_LINE, MOST_TOKENS, read_trace
 
-_KEYS = (("isl", "osl"), ("input_length", "output_length"), ("input_tokens", "output_tokens"))
 _HISTOGRAM = re.compile(r"\s*(\d{1,9})\+(\d{1,9})(?::(\d{1,12}(?:\.\d{1,9})?))?\s*")
-#: prompt, answer, timestamp of a line without a header
-_PLAIN: tuple[int, int, int | None] = (0, 1, 2)
-_JSON_LINE = '{"isl": 512, "osl": 128}'
 #: beyond these a figure is a slip of the hand
-MOST_TOKENS, LEAST_RATE, MOST_RATE = 10**9, 1e-6, 1e9
-#: milliseconds: a thousand years after 1970
-_MOST_TIME = 3.2e13
-#: requests of a trace that are read at most; more tell nothing new about lengths
-MAX_REQUESTS = 2_000_000
+LEAST_RATE, MOST_RATE = 1e-6, 1e9
 
 
 def fixed(isl: int, osl: int, *, shared_prefix: int = 0, rate: float | None = None) -> Workload:
@@ -65,29 +55,18 @@ def trace(path: Path, *, shared_prefix: int = 0, rate: float | None = None) -> W
     """
     counts: Counter[tuple[int, int]] = Counter()
     times: list[float] = []
-    columns, total = _PLAIN, 0
     if not path.is_file():
         raise _bad(f"the trace {path} is no file", f"--trace {path}", ["--trace with a file of one request a line"])
     try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                if total >= MAX_REQUESTS:
-                    break
-                text = _text(raw, number, path)
-                if not text:
-                    continue
-                if total == 0 and (found := _header(text)) is not None:
-                    columns = found
-                    continue
-                isl, osl, time = _line(text, number, path, columns)
-                counts[isl, osl] += 1
-                total += 1
-                if time is not None:
-                    times.append(time)
+        for request in read_trace(path, f"--trace {path}"):
+            counts[request.isl, request.osl] += 1
+            if request.timestamp is not None:
+                times.append(request.timestamp)
     except OSError as error:
         raise _bad(f"the trace cannot be read: {error}", f"--trace {path}", ["a file that can be read"]) from error
     if not counts:
-        raise _bad("the trace holds no request", f"--trace {path}", [f"lines such as {_JSON_LINE} or 512,128"])
+        raise _bad("the trace holds no request", f"--trace {path}", [f"lines such as {JSON_LINE} or 512,128"])
+    total = counts.total()
     lengths = tuple(Length(isl, osl, count / total) for (isl, osl), count in sorted(counts.items()))
     seconds = (max(times) - min(times)) / 1000 if len(times) > 1 else 0.0
     arrivals = (len(times) - 1) / seconds if seconds > 0 else None
@@ -98,76 +77,6 @@ def trace(path: Path, *, shared_prefix: int = 0, rate: float | None = None) -> W
             ["timestamps in milliseconds", "--rate with requests a second: it wins over timestamps"],
         )
     return _checked(Workload("trace", lengths, shared_prefix, rate if rate is not None else arrivals, str(path)))
-
-
-def _text(raw: bytes, number: int, path: Path) -> str:
-    """A line without its comment; in a JSON object ``#`` may stand inside a string and starts none."""
-    try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-    except UnicodeDecodeError as error:
-        shown = raw[:40].decode("latin-1")
-        raise _line_fault(path, number, shown, f"it is no UTF-8 text ({error.reason})") from error
-    return text if text.startswith("{") else text.split("#", 1)[0].strip()
-
-
-def _header(text: str) -> tuple[int, int, int | None] | None:
-    """Columns of prompt, answer and timestamp that a first line of names gives; None when it is no such line."""
-    names = text.replace(",", " ").lower().split()
-    pair = next(((a, b) for a, b in _KEYS if a in names and b in names), None)
-    if pair is None:
-        return None
-    return names.index(pair[0]), names.index(pair[1]), names.index("timestamp") if "timestamp" in names else None
-
-
-def _line(text: str, number: int, path: Path, columns: tuple[int, int, int | None]) -> tuple[int, int, float | None]:
-    """One request; refuses with the line's number."""
-    time: Any = None
-    if text.startswith("{"):
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _line_fault(path, number, text, f"it is no JSON object ({error})") from error
-        found = next(((row[a], row[b]) for a, b in _KEYS if a in row and b in row), None)
-        if found is None:
-            raise _line_fault(path, number, text, "it has no isl and osl")
-        isl, osl, time = found[0], found[1], row.get("timestamp")
-    else:
-        isl, osl, time = _fields(text, number, path, columns)
-    for name, value in (("isl", isl), ("osl", osl)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
-            raise _line_fault(
-                path, number, text, f"{name} must be a positive integer up to {MOST_TOKENS:,}, not {str(value)[:40]}"
-            )
-    valid = isinstance(time, (int, float)) and not isinstance(time, bool) and abs(time) <= _MOST_TIME
-    if time is not None and not valid:
-        raise _line_fault(path, number, text, f"timestamp must be a number of milliseconds, not {str(time)[:40]}")
-    return isl, osl, None if time is None else float(time)
-
-
-def _fields(text: str, number: int, path: Path, columns: tuple[int, int, int | None]) -> tuple[int, int, float | None]:
-    fields = text.replace(",", " ").split()
-    if columns == _PLAIN and len(fields) not in (2, 3):
-        raise _line_fault(path, number, text, f"it has {len(fields)} fields instead of 2")
-    first, second, third = columns
-    if max(first, second, 0 if columns == _PLAIN else third or 0) >= len(fields):
-        raise _line_fault(path, number, text, f"it has {len(fields)} fields, fewer than the header names")
-    stamp = fields[third] if third is not None and third < len(fields) else None
-    try:
-        return int(fields[first]), int(fields[second]), None if stamp is None else float(stamp)
-    except ValueError as error:
-        raise _line_fault(path, number, text, "its fields are no numbers") from error
-
-
-def _line_fault(path: Path, number: int, text: str, reason: str) -> Exception:
-    return bad_input(
-        "TF-PLN-006",
-        f"{path.name}, line {number}: {reason}",
-        asked=f"--trace {path}",
-        why="Each line is one request: its prompt and answer lengths in tokens.",
-        remedies=[f"write line {number} as {_JSON_LINE} or as 512,128, in UTF-8"],
-        line=number,
-        text=text[:120],
-    )
 
 
 def parse_lengths(text: str) -> list[tuple[int, int, float]]:

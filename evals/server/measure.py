@@ -103,6 +103,8 @@ def evaluate_server(
         _load(server, load, recipe, progress, found)
     else:
         found.left_out["bench"] = no_load
+    if recipe.bench.arrivals is not None or recipe.bench.trace is not None:
+        found.left_out["arrivals"] = "trtforge bench BUNDLE --url HOST:PORT --model NAME measures them"
     return found
 
 

@@ -18,6 +18,9 @@ import numpy as np
 from trtforge.recipe.schema import Slo
 
 PERCENTILES = (50, 95, 99)
+#: what TTFT is made of where the engine tells its times: the sender's own lateness, what is not the engine (tokenizing,
+#: the way there and back), waiting for a place, and the prompt's steps with the first token
+PARTS = ("sender", "outside", "queue", "prefill")
 #: figures that tables show, where they are known
 LATENCY_COLUMNS = ("p50", "p95", "p99", "max")
 
@@ -26,7 +29,10 @@ LATENCY_COLUMNS = ("p50", "p95", "p99", "max")
 class RequestTiming:
     """One request as its client saw it; times in seconds on one monotonic clock.
 
-    ``drafted`` and ``accepted`` are draft tokens of its answer; None: the engine does not speculate.
+    ``drafted`` and ``accepted`` are draft tokens of its answer; None: the engine does not speculate. In the open loop
+    ``sent`` is when the request was due, and ``late`` how many seconds after that it went out. ``tokenize`` are
+    seconds that submitting took, tokenizing above all, where that is seen. ``parts`` are the seconds of ``ttft`` that
+    the engine tells apart (see :data:`PARTS`).
     """
 
     sent: float
@@ -35,10 +41,23 @@ class RequestTiming:
     error: str | None = None
     drafted: int | None = None
     accepted: int | None = None
+    late: float = 0.0
+    tokenize: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def ttft(self) -> float:
         return self.token_times[0] - self.sent
+
+    @property
+    def e2e(self) -> float:
+        return self.token_times[-1] - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token after the first one; None where there is none."""
+        after = len(self.token_times) - 1
+        return (self.token_times[-1] - self.token_times[0]) / after if after > 0 else None
 
     @property
     def intervals(self) -> np.ndarray:
@@ -50,7 +69,8 @@ class LevelResult:
     """Figures of one concurrency level.
 
     ``ttft`` and ``itl`` are :func:`percentiles` in seconds; ``goodput`` is requests/s that met the SLO, and
-    ``good_share`` their share (both None without an SLO). ``speculation`` is of :func:`drafts`.
+    ``good_share`` their share (both None without an SLO). ``speculation`` is of :func:`drafts`, ``means`` of
+    :func:`means` (None in what earlier versions wrote).
     """
 
     concurrency: int
@@ -65,6 +85,7 @@ class LevelResult:
     goodput: float | None = None
     good_share: float | None = None
     speculation: dict[str, float] | None = None
+    means: dict[str, dict[str, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         from dataclasses import asdict
@@ -122,6 +143,24 @@ def drafts(timings: Sequence[RequestTiming]) -> dict[str, float] | None:
     }
 
 
+def means(timings: Sequence[RequestTiming]) -> dict[str, dict[str, float]]:
+    """``mean``, ``sd`` and ``n`` over requests of TTFT, TPOT and E2E in seconds: what two runs are compared by."""
+    kinds: dict[str, list[float]] = {
+        "ttft": [t.ttft for t in timings],
+        "tpot": [tpot for t in timings if (tpot := t.tpot) is not None],
+        "e2e": [t.e2e for t in timings],
+    }
+    return {
+        kind: {
+            "mean": float(np.mean(values)),
+            "sd": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+            "n": float(len(values)),
+        }
+        for kind, values in kinds.items()
+        if values
+    }
+
+
 def summarize(concurrency: int, timings: Sequence[RequestTiming], slo: Slo | None = None) -> LevelResult:
     """Figures of one level from its requests; failed requests count as errors and as SLO misses."""
     finished = [t for t in timings if t.error is None and t.token_times]
@@ -144,4 +183,5 @@ def summarize(concurrency: int, timings: Sequence[RequestTiming], slo: Slo | Non
         goodput=None if good is None else good / seconds,
         good_share=None if good is None else good / max(1, len(timings)),
         speculation=drafts(finished),
+        means=means(finished),
     )

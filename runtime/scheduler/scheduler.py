@@ -77,6 +77,7 @@ class StepPlan:
     Attributes:
         granted: draft tokens that each decode has room and blocks for; empty: none was wanted.
         drafts: what was drafted for each decode; empty: nothing.
+        made: when it was made, on the engine's clock: the step begins then.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -86,6 +87,7 @@ class StepPlan:
     admitted: list[Sequence] = field(default_factory=list)
     granted: list[int] = field(default_factory=list)
     drafts: list[Draft | None] = field(default_factory=list)
+    made: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -149,7 +151,7 @@ class Scheduler:
             now: the engine's clock, seconds.
             wanted: asked once for the draft tokens that the decodes want; None: nobody drafts.
         """
-        plan = StepPlan()
+        plan = StepPlan(made=now)
         self._plan_decodes(plan)
         budget = self.config.max_num_tokens - len(plan.decodes)
         if wanted is not None and plan.decodes:

@@ -304,3 +304,20 @@ def test_a_request_that_cannot_be_set_up_ends_alone(executor: Gate, monkeypatch:
     assert len(good.wait().token_ids) == 4
     assert engine.alive and not core.has_unfinished() and core.pool.num_used == 0
     assert engine.shutdown(WAIT)
+
+
+def test_a_request_is_scheduled_when_its_first_step_begins() -> None:
+    """Time that its own step takes is no queueing."""
+    now = [100.0]
+
+    class Slow(SimulatedExecutor):
+        def execute(self, batch: StepBatch) -> np.ndarray:
+            now[0] += 5.0
+            return super().execute(batch)
+
+    core = EngineCore(Slow(), clock=lambda: now[0])
+    core.add_request(request([1, 2, 3], 2))
+    now[0] = 102.0
+    times = core.step()[0].times
+    assert times is not None
+    assert (times.arrival, times.first_scheduled, times.first_token) == (100.0, 102.0, 107.0)

@@ -13,7 +13,10 @@ from trtforge.cli.common import SetOption, StoreOption
 from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
+    from evals.speed.baseline import Comparison
+    from trtforge.cli.baseline import Baseline
     from trtforge.ground.console import Console
+    from trtforge.pipeline.result import RunResult
     from trtforge.recipe.schema import Bench
 
 TargetArgument = Annotated[
@@ -38,6 +41,23 @@ def bench(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens an answer.")] = None,
     ttft_p99: Annotated[str | None, typer.Option(metavar="TIME", help="SLO: time to the first token.")] = None,
     itl_p99: Annotated[str | None, typer.Option(metavar="TIME", help="SLO: time between tokens.")] = None,
+    min_goodput: Annotated[
+        float | None, typer.Option(metavar="N", help="SLO: least requests a second of which 99 % meet the limits.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="N,N…|auto", help="Requests a second that arrive by themselves, rate by rate."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests that arrive as a file says: isl, osl, timestamp (ms).")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|BUNDLE", help="An earlier result; exit 1 where this is slower beyond the spread."),
+    ] = None,
+    tolerance: Annotated[
+        str, typer.Option(metavar="SHARE", help="How much slower than --baseline is no regression, beyond the spread.")
+    ] = "10%",
     in_process: Annotated[
         bool, typer.Option("--in-process/--no-in-process", help="Measure the engine in this process.")
     ] = True,
@@ -51,7 +71,7 @@ def bench(
     overrides: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Measure throughput and latency over a concurrency sweep; exit 1 when the SLO is missed."""
+    """Measure throughput and latency by concurrency and by arrivals; exit 1 when the SLO is missed."""
     from trtforge.recipe.shipped import names_recipe
 
     options: dict[str, Any] = {
@@ -61,13 +81,27 @@ def bench(
         "bench.max_tokens": max_tokens,
         "bench.slo.ttft_p99": ttft_p99,
         "bench.slo.itl_p99": itl_p99,
+        "bench.slo.min_goodput": min_goodput,
+        "bench.arrivals.rate": None if rate is None else parse_rates(rate),
+        "bench.trace.file": None if trace is None else _beside_here(trace),
     }
+    from trtforge.cli.baseline import baseline_of
+
+    earlier = baseline_of(baseline, tolerance)
     if target is not None and names_recipe(target):
-        _bench_recipe(console, target, options, overrides or [], store)
+        if trace is not None:
+            raise ForgeError(
+                "TF-BEN-023",
+                "--trace is of a bundle or a running server",
+                asked=f"--trace {trace}",
+                why="A recipe's trace is part of it, so that the same run can be had again.",
+                remedies=["bench.trace.file: file:PATH in the recipe, beside which the file lies"],
+            )
+        _bench_recipe(console, target, options, overrides or [], store, earlier)
         return
     if target is not None:
         common.refuse_unusable({"target": Path(target)})
-    _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output, verified)
+    _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output, verified, earlier)
 
 
 def parse_levels(text: str) -> list[int]:
@@ -87,14 +121,63 @@ def parse_levels(text: str) -> list[int]:
     return levels
 
 
+def parse_rates(text: str) -> list[float] | str:
+    """``"2,5,10"`` as numbers, ``auto`` as it is; raises TF-BEN-024."""
+    if text == "auto":
+        return text
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise ForgeError(
+            "TF-BEN-024",
+            f"--rate {text} is no list of numbers over 0",
+            asked=f"--rate {text}",
+            remedies=["--rate 2,5,10", "--rate auto"],
+        )
+    return rates
+
+
+def _beside_here(trace: Path) -> str:
+    """The trace as a recipe here would name it; raises TF-BEN-025 for one elsewhere."""
+    try:
+        return f"file:{trace.resolve().relative_to(Path.cwd().resolve())}"
+    except ValueError:
+        raise ForgeError(
+            "TF-BEN-025",
+            f"{trace} lies outside this folder",
+            asked=f"--trace {trace}",
+            why="Files of a load test lie below the folder in which it is run.",
+            remedies=["run trtforge bench in the trace's folder"],
+        ) from None
+
+
 def _bench_recipe(
-    console: Console, recipe: str, options: dict[str, Any], overrides: list[str], store: Path | None
+    console: Console,
+    recipe: str,
+    options: dict[str, Any],
+    overrides: list[str],
+    store: Path | None,
+    earlier: Baseline | None,
 ) -> None:
+    from trtforge.cli.baseline import hold
     from trtforge.cli.run import run_loaded
     from trtforge.cli.stages import recipe_for
 
     loaded = recipe_for(recipe, options, overrides)
-    run_loaded(console, loaded, common.open_store(store), until="bench", force=["bench"], only_needed=True)
+    held: list[Comparison] = []
+
+    def judge(result: RunResult) -> dict[str, Any]:
+        if earlier is None:
+            return {}
+        found = next(item.artifact for item in result.outcomes if item.stage == "bench" and item.artifact is not None)
+        held.append(hold(console, earlier, found.manifest["measurements"]))
+        return {"baseline": held[0].to_json()}
+
+    run_loaded(console, loaded, common.open_store(store), until="bench", force=["bench"], only_needed=True, judge=judge)
+    if held and not held[0].passed:
+        raise common.Failed(ExitCode.GATE_FAILED)
 
 
 def settings(bundle: Path | None, options: dict[str, Any], overrides: list[str]) -> tuple[Bench, str]:
@@ -122,13 +205,15 @@ def _bench_bundle(
     server: bool,
     output: Path | None,
     verified: bool,
+    earlier: Baseline | None,
 ) -> None:
     from evals.report import write_report
     from evals.speed.prompts import load_prompts
-    from evals.speed.sweep import slo_gates
+    from trtforge.cli.baseline import hold
     from trtforge.cli.bundle import require_sound
     from trtforge.cli.measuring import LiveServer, bench_report, measure_in_process, measure_server
-    from trtforge.cli.summary import show_gates, show_sweeps
+    from trtforge.cli.summary import show_arrivals, show_gates, show_sweeps
+    from trtforge.pipeline.stages.bench import load_of, outcome_of
 
     bundle = Path(target) if target is not None else None
     if (url is None) != (model is None) or (bundle is None and url is None):
@@ -144,28 +229,33 @@ def _bench_bundle(
     asked, name = settings(bundle, options, overrides)
     # a file: spec on the command line is relative to where the command is given
     prompts = load_prompts(asked.prompts, Path.cwd() if options.get("bench.prompts") else bundle or Path.cwd())
+    folder = Path.cwd() if options.get("bench.trace.file") else bundle or Path.cwd()
+    load = load_of(asked, prompts, folder, None if bundle is None else engine_of(bundle))
     common.make_folder(output)
-    sweeps = []
+    measured = []
     with console.progress("bench") as progress:
         if in_process and bundle is not None and url is None:
-            sweeps.append(measure_in_process(engine_of(bundle), asked, prompts, progress))
+            measured.append(measure_in_process(engine_of(bundle), load, progress))
         if server or url is not None:
             live = LiveServer(url, model) if url is not None and model is not None else None
             log = common.server_log(f"bench-{name}-triton") if output is None else output / "tritonserver.log"
-            sweeps.append(measure_server(bundle, live, asked, prompts, progress, log))
-    gates = [gate for sweep in sweeps[-1:] for gate in slo_gates(sweep, asked.slo)]
-    report = bench_report(name, sweeps, gates)
+            measured.append(measure_server(bundle, live, load, progress, log))
+    outcome = outcome_of(measured, load)
+    gates = outcome.gates()
+    comparison = None if earlier is None else hold(console, earlier, outcome.to_json())
+    report = bench_report(name, outcome, gates, comparison)
     written: list[str] = []
     if output is not None:
         with common.writing(output):
             written = [str(path) for path in write_report(report, output)]
     console.result({"name": name, **report.data, "passed": report.passed, "written": written})
-    show_sweeps(console, [sweep.to_json() for sweep in sweeps])
+    show_sweeps(console, [sweep.to_json() for sweep in outcome.sweeps])
+    show_arrivals(console, outcome)
     show_gates(console, [("bench", gate.name, gate.passed, gate.detail) for gate in gates])
     for path in written:
         console.print(path)
     console.value(report.verdict)
-    if not report.passed:
+    if not report.passed or (comparison is not None and not comparison.passed):
         raise common.Failed(ExitCode.GATE_FAILED)
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.progress import Progress
+from trtforge.machine.record import machine_facts
 
 if TYPE_CHECKING:
-    from evals.speed.sweep import Sweep
-    from trtforge.recipe.schema import Bench
+    from evals.speed.baseline import Comparison
+    from evals.speed.outcome import Outcome
+    from trtforge.pipeline.stages.bench import Load, Measured
 
 
 @dataclass(frozen=True)
@@ -22,25 +24,23 @@ class LiveServer:
     model: str
 
 
-def measure_in_process(engine_dir: Path, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
-    """The sweep over the engine's own stepping thread, without a server."""
-    from trtforge.pipeline.stages.bench import sweep_in_process
+def measure_in_process(engine_dir: Path, load: Load, progress: Progress) -> Measured:
+    """Both loops over the engine's own stepping thread, without a server."""
+    from trtforge.pipeline.stages import bench
     from trtforge.pipeline.stages.engine_process import engine_of
 
     progress.start("loading the engine")
     with engine_of(engine_dir, progress) as ask:
-        sweep: Sweep = ask(sweep_in_process, prompts, asked)
-    return sweep
+        measured: Measured = ask(bench.measure_in_process, load)
+    return measured
 
 
-def measure_server(
-    bundle: Path | None, live: LiveServer | None, asked: Bench, prompts: Sequence[str], progress: Progress, log: Path
-) -> Sweep:
-    """The sweep by perf_analyzer: on ``live``, or on a server over the bundle's repository."""
-    from trtforge.pipeline.stages.bench import sweep_server
+def measure_server(bundle: Path | None, live: LiveServer | None, load: Load, progress: Progress, log: Path) -> Measured:
+    """Both loops on ``live``, or on a server over the bundle's repository."""
+    from trtforge.pipeline.stages import bench
 
     if live is not None:
-        return sweep_server(live.grpc_url, live.model, asked, prompts, progress)
+        return bench.measure_server(live.grpc_url, live.model, load, progress)
     from launcher.local import TritonServer
     from launcher.serve import find_repository
 
@@ -48,17 +48,21 @@ def measure_server(
     repository, model = find_repository(bundle)
     progress.start("starting the Triton server")
     with TritonServer(repository, log_path=log) as server:
-        return sweep_server(server.grpc_url, model, asked, prompts, progress)
+        return bench.measure_server(server.grpc_url, model, load, progress)
 
 
-def bench_report(name: str, sweeps: Sequence[Sweep], gates: Sequence[Any]) -> Any:
+def bench_report(name: str, outcome: Outcome, gates: Sequence[Any], comparison: Comparison | None = None) -> Any:
     """A report of its own: a table a target, and the throughput–latency plot with the knee marked."""
-    from evals.report import Report, Section
-    from evals.speed.sweep import sweep_plot, sweep_table
+    from evals.report import Report
 
     passed = all(gate.passed for gate in gates)
-    text = "One table a target, in this order: " + ", ".join(sweep.target for sweep in sweeps) + "."
-    section = Section("Speed", text, tuple(sweep_table(sweep) for sweep in sweeps), (sweep_plot(sweeps),))
-    data = {"sweeps": [sweep.to_json() for sweep in sweeps], "gates": [asdict(gate) for gate in gates]}
+    text = "One table a target, in this order: " + ", ".join(sweep.target for sweep in outcome.sweeps) + "."
+    sections = [outcome.section(text), *([] if comparison is None else [comparison.section()])]
+    data = {
+        "machine": machine_facts(),
+        **outcome.to_json(),
+        "gates": [asdict(gate) for gate in gates],
+        **({} if comparison is None else {"baseline": comparison.to_json()}),
+    }
     verdict = f"{sum(gate.passed for gate in gates)} of {len(gates)} gates passed"
-    return Report(f"{name}: load test", verdict, passed, [section], data)
+    return Report(f"{name}: load test", verdict, passed, sections, data)

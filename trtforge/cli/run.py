@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +70,11 @@ def run_loaded(
     full_check: bool = False,
     only_needed: bool = False,
     stages: Sequence[Stage] | None = None,
+    judge: Callable[[RunResult], Mapping[str, Any]] | None = None,
 ) -> RunResult:
     """Preflight, then the pipeline (of ``stages``; default those of every run), then the summary.
 
+    What ``judge`` says of the result stands in the command's document too.
     Errors carry the path of the run's log.
     """
     from trtforge.cli.observer import ConsoleObserver
@@ -114,7 +116,7 @@ def run_loaded(
         if pipeline.last_result is not None and pipeline.last_result.log is not None:
             error.log = str(pipeline.last_result.log)  # type: ignore[attr-defined]
         raise
-    console.result(result.to_json())
+    console.result({**result.to_json(), **(judge(result) if judge is not None else {})})
     show_run(console, loaded.recipe.name, result)
     return result
 

@@ -11,6 +11,7 @@ from trtforge.ground.units import format_seconds, format_size
 from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:
+    from evals.speed.outcome import Outcome
     from trtforge.ground.console import Console
     from trtforge.pipeline.result import RunResult
 
@@ -22,7 +23,12 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
     bundle = artifacts.get("bundle")
     if bundle is not None:
         console.table("Result", ["figure", "value"], bundle_rows(bundle.summary))
-        show_sweeps(console, bundle.manifest.get("measurements", {}).get("bench", {}).get("sweeps", ()))
+        speed = bundle.manifest.get("measurements", {}).get("bench", {})
+        show_sweeps(console, speed.get("sweeps", ()))
+        if speed.get("sweeps"):
+            from evals.speed.outcome import Outcome
+
+            show_arrivals(console, Outcome.of_json(speed))
     elif artifacts:
         last = list(artifacts)[-1]
         console.table(f"Figures of {last}", ["figure", "value"], figure_rows(artifacts[last].manifest))
@@ -166,6 +172,22 @@ def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
         title = f"Speed, {sweep['target']}" + (f" (the curve bends at {knee} requests)" if knee else "")
         drafts = [heading for heading, _ in DRAFT_COLUMNS.values()] if speculates else []
         console.table(title, [*columns, "errors", "goodput/s", *drafts], rows)
+
+
+def show_arrivals(console: Console, outcome: Outcome) -> None:
+    """Requests that arrived by themselves, what TTFT is made of, the line, and the service tax."""
+    from evals.speed.outcome import OPEN_COLUMNS, line_table, open_cells, parts_table, tax_table
+    from evals.speed.tax import service_tax
+
+    for sweep in outcome.opened:
+        title = f"Speed, {sweep.target}, requests that arrive by themselves"
+        console.table(title, list(OPEN_COLUMNS), [open_cells(level) for level in sweep.levels])
+    tax = tax_table(service_tax(outcome.sweeps, outcome.opened))
+    for table in (parts_table(outcome.opened), line_table(outcome.lines), tax):
+        if table.rows:
+            console.table(table.caption, list(table.columns), [list(row) for row in table.rows])
+    for line in outcome.words():
+        console.print(line)
 
 
 def _ms(figures: Mapping[str, float], name: str) -> str:

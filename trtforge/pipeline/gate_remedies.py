@@ -123,6 +123,11 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "failed_requests": ("read tritonserver.log in the artifact", "lower bench.concurrency"),
     "ttft_p99": _LATENCY,
     "itl_p99": _LATENCY,
+    "min_goodput": (
+        "read bench.json in the artifact: the levels say which requests were late, and whether the sender was",
+        "a longer bench.arrivals.budget, or rates about the limit, where it was not decided",
+        "lower bench.slo.min_goodput, or relax its limits; more replicas share the requests",
+    ),
 }
 
 

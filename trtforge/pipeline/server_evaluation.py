@@ -14,6 +14,7 @@ from trtforge.ground.progress import Progress
 from trtforge.ground.redaction import redact_value
 from trtforge.pipeline.stages.bundle import ENGINE_DIR, EVIDENCE_DIR, RECIPE_FILE
 from trtforge.pipeline.stages.common import rounded
+from trtforge.pipeline.stages.engine_tokenizer import tokenizer_in
 from trtforge.pipeline.stages.subject import item_tokens, prompt_tokens
 from trtforge.recipe.schema import Recipe
 from trtforge.store.addendum import Addendum, seal_addendum, verdict_of
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from evals.tasks import Item
     from runtime.tokenizer import EngineTokenizer
     from trtforge.store.integrity import VerifyReport
-
-#: where an engine's tokenizer lies, below ``engine``
-_TOKENIZERS = (".", "checkpoint", "trtllm")
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,7 @@ def sound(bundle: Path, progress: Progress) -> VerifyReport:
 
 def tokenizer_of(root: Path) -> EngineTokenizer:
     """The tokenizer that the bundle's engine carries."""
-    from runtime.tokenizer import EngineTokenizer
-
-    folders = [root / ENGINE_DIR / name for name in _TOKENIZERS]
-    return EngineTokenizer.load(next((f for f in folders if (f / "tokenizer.json").is_file()), folders[0]))
+    return tokenizer_in(root / ENGINE_DIR)
 
 
 def texts_of(tokenizer: EngineTokenizer) -> Texts:

@@ -13,7 +13,9 @@ from pydantic import Field, field_validator, model_validator
 
 from trtforge.formats.table import UNQUANTIZED, scope_exclude
 from trtforge.ground.section import PositiveInt, Section
-from trtforge.ground.units import Fraction, Seconds, Size
+from trtforge.ground.units import Fraction, Size
+from trtforge.recipe.schema_bench import Bench as Bench
+from trtforge.recipe.schema_bench import Slo as Slo
 from trtforge.recipe.schema_evals import Evals
 from trtforge.recipe.schema_serving import Serving
 from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
@@ -330,31 +332,6 @@ class Triton(Section):
     )
     parameters: dict[str, str] = Field(
         default_factory=dict, description="Parameters of the tensorrt_llm model by name; they win over what follows"
-    )
-
-
-class Slo(Section):
-    """What a request must meet to count as goodput."""
-
-    ttft_p99: Seconds | None = Field(None, description="Time to the first token, 99th percentile, for example 2s")
-    itl_p99: Seconds | None = Field(None, description="Time between tokens, 99th percentile, for example 200ms")
-
-
-class Bench(Section):
-    """The load test of the served engine."""
-
-    concurrency: tuple[PositiveInt, ...] = Field(
-        (1, 4, 16), min_length=1, description="Requests in flight, one level after another"
-    )
-    prompts: str = Field(
-        "builtin:mixed", description="builtin:mixed, short, chat, code, copy or open, or file:PATH (one prompt a line)"
-    )
-    requests_per_level: PositiveInt = Field(
-        24, description="Requests measured at each concurrency (at least the concurrency)"
-    )
-    max_tokens: PositiveInt = Field(32, description="Tokens an answer")
-    slo: Slo | None = Field(
-        None, description="A gate at the lowest concurrency; every level reports its goodput, the requests that met it"
     )
 
 

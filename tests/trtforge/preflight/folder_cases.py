@@ -104,7 +104,23 @@ PROPOSAL = {
 }
 _TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 1, "b": 0}}, "added_tokens": []}
 
+
+def _trace(folder: Path) -> None:
+    rows = ('{"isl": 4000, "osl": 100, "timestamp": 0}', '{"isl": 500, "osl": 20, "timestamp": 250}')
+    (folder / "trace.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+_TRACED = {"bench": {"trace": {"file": "file:trace.jsonl"}}}
+
 FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
+    "TF-K9-020": (
+        (_trace, merged(build(limits={"max_seq_len": 4099}), _TRACED), {}),
+        (_trace, merged(build(limits={"max_seq_len": 4100}), _TRACED), {}),
+    ),
+    "TF-K19-008": (
+        (lambda folder: None, _TRACED, {}),
+        (_trace, merged(build(limits={"max_seq_len": 4100}), _TRACED), {}),
+    ),
     "TF-K3-023": (
         (
             model(config=CONFIGS["mistralai/Mixtral-8x7B-Instruct-v0.1"]),

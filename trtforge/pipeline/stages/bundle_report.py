@@ -9,8 +9,7 @@ from typing import Any
 from builder.targets import target_module
 from evals.report import Report, Section, Table
 from evals.speculation.report import section
-from evals.speed.latency import LevelResult
-from evals.speed.sweep import Sweep, sweep_plot, sweep_table
+from evals.speed.outcome import Outcome
 from launcher.plans import plan
 from launcher.scripts import script_names
 from launcher.serve import JSON_HEADER
@@ -101,16 +100,13 @@ def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _speed(bench: Artifact) -> Section:
-    sweeps = [
-        Sweep(entry["target"], tuple(LevelResult(**level) for level in entry["levels"]))
-        for entry in bench.manifest["measurements"]["sweeps"]
-    ]
+    outcome = Outcome.of_json(bench.manifest["measurements"])
     machine = bench.manifest["measurements"]["machine"]
     text = (
         f"Measured {bench.manifest['created']} on {machine['cpus']} × {machine['cpu']} ({machine['capability']}), "
         f"{format_size(machine['memory'])} of memory. Times hold for that machine at that moment."
     )
-    return Section("Speed", text, tuple(sweep_table(s) for s in sweeps), (sweep_plot(sweeps),))
+    return outcome.section(text)
 
 
 def _speculation(inputs: Mapping[str, Artifact], missing: Mapping[str, Any]) -> list[Section]:

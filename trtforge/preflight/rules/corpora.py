@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from trtforge.ground.errors import ForgeError
 from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand
@@ -93,6 +94,28 @@ def files_suffice(facts: Facts) -> Iterator[Violation]:
                 {"bytes": path.stat().st_size, "tokens_here": tokens, "tokens_of_all_roles": shared[path]},
                 by_hand("a longer text", "fewer tokens, samples or a shorter sequence_length"),
             )
+
+
+@rule("TF-K19-008", "a trace that cannot be replayed", waivable=False)
+def trace_replays(facts: Facts) -> Iterator[Violation]:
+    """It must lie beside the recipe, parse, and say when each request arrived."""
+    from evals.speed.schedule import load_trace
+
+    asked = facts.recipe.bench.trace
+    if asked is None:
+        return
+    try:
+        load_trace(asked, facts.directory)
+    except ForgeError as error:
+        yield Violation(
+            f"{error.message}: {error.why}" if error.code == "TF-BEN-007" else error.message,
+            f"bench.trace.file: {asked.file}",
+            dict(error.numbers),
+            [
+                *by_hand("a trace beside the recipe, a line for each request with isl, osl and timestamp"),
+                "bench.trace: null",
+            ],
+        )
 
 
 @rule("TF-K19-003", "a data set of the hub while the machine is set offline", thread("TL#2537"), needs=("machine",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import methods, to_layout, to_target
@@ -160,6 +161,42 @@ def server_takes_bench(facts: Facts) -> Iterator[Violation]:
             facts.asked("bench.concurrency", "serving.max_waiting"),
             {"concurrency": level, "max_batch_size": batch, "max_waiting": serving.max_waiting},
             [f"serving.max_waiting: {level - batch}  # or more"],
+        )
+
+
+@rule("TF-K9-020", "requests of the trace do not fit the limits", waivable=False)
+def trace_fits(facts: Facts) -> Iterator[Violation]:
+    """The engine would refuse them, and what was replayed would not be the trace."""
+    from evals.speed.schedule import load_trace
+
+    limits, asked = facts.recipe.build.limits, facts.recipe.bench.trace
+    if asked is None:
+        return
+    try:
+        trace = load_trace(asked, facts.directory)
+    except ForgeError:
+        return  # TF-K19-008 says so
+    longest, whole = max(trace.isl), max(a + b for a, b in zip(trace.isl, trace.osl, strict=True))
+    if whole > limits.max_seq_len or longest > (limits.max_input_len or longest):
+        yield Violation(
+            f"the trace has prompts of {longest} tokens, and {whole} tokens with the answer",
+            f"bench.trace.file: {asked.file}",
+            {"longest_prompt": longest, "longest": whole, "max_seq_len": limits.max_seq_len},
+            [
+                f"build.limits.max_seq_len: {whole}"
+                if limits.max_input_len is None
+                else f"build.limits: {{max_seq_len: {max(whole, limits.max_seq_len)}, "
+                f"max_input_len: {max(longest, limits.max_input_len)}}}",
+                *by_hand("a trace of shorter requests, or only the first of its requests"),
+            ],
+        )
+    most = facts.recipe.serving.max_output_tokens
+    if most is not None and max(trace.osl) > most:
+        yield Violation(
+            f"the trace has answers of {max(trace.osl)} tokens, over serving.max_output_tokens {most}",
+            f"bench.trace.file: {asked.file}",
+            {"longest_answer": max(trace.osl), "max_output_tokens": most},
+            [f"serving.max_output_tokens: {max(trace.osl)}  # or more"],
         )
 
 

@@ -35,6 +35,8 @@ def _texts(facts: Facts) -> Iterator[tuple[str, str]]:
             value = getattr(value, part)
         if isinstance(value, str):
             yield key, value
+    if facts.recipe.bench.trace is not None:
+        yield "bench.trace.file", facts.recipe.bench.trace.file
     lora = facts.recipe.build.trtllm.lora
     for name, source in (lora.adapters if lora is not None else {}).items():
         yield f"build.trtllm.lora.adapters.{name}", source
