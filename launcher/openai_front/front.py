@@ -16,7 +16,7 @@ from launcher.openai_front.backend import Triton
 from launcher.openai_front.chat import ChatAnswer
 from launcher.openai_front.completions import CompletionAnswer, prompts_of
 from launcher.openai_front.deployment import Deployment
-from launcher.openai_front.errors import ApiError
+from launcher.openai_front.errors import ApiError, told
 from launcher.openai_front.job import Prompt
 from launcher.openai_front.limits import InFlight, Keys, read_body, request_id_of
 from launcher.openai_front.log_probs import LogProbs
@@ -149,6 +149,10 @@ class Front:
             handed = True
             await self._end(asked, 499, error)
             return Response(status_code=499)
+        except Exception as error:
+            handed = True
+            await self._end(asked, 500, told(error))
+            raise
         finally:
             if not handed:
                 await self._end(asked, 500, None)

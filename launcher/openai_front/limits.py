@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from launcher.openai_front.errors import ApiError
+from launcher.openai_front.sse import ClientGone
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_text_file
 
@@ -128,14 +129,18 @@ async def read_body(request: Request, most: int) -> bytes:
     """A JSON body.
 
     Raises:
-        ApiError: ``TF-OAI-005`` over ``most`` bytes, ``TF-OAI-006`` for another content type, ``TF-OAI-019`` when it
-            does not come in :data:`BODY_SECONDS`.
+        ApiError: ``TF-OAI-005`` over ``most`` bytes, ``TF-OAI-006`` for another content type or encoding,
+            ``TF-OAI-019`` when it does not come in :data:`BODY_SECONDS`.
+        ClientGone: the client went before its end.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
             415, "TF-OAI-006", f"the body's content type is {kind[:60] or 'not said'}; send application/json"
         )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, "TF-OAI-006", f"the body's content encoding is {encoding[:60]}; send it as it is")
     parts: list[bytes] = []
     size = 0
     try:
@@ -151,6 +156,8 @@ async def read_body(request: Request, most: int) -> bytes:
                     break
     except TimeoutError:
         raise ApiError(408, "TF-OAI-019", f"the body did not come within {BODY_SECONDS:g} s; send it again") from None
+    except ClientDisconnect:
+        raise ClientGone from None
     if size > most:
         raise ApiError(413, "TF-OAI-005", f"the body has more than {most} bytes; send less")
     return b"".join(parts)

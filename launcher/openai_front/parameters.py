@@ -20,7 +20,7 @@ MOST_BIASES = 1024
 #: more than any vocabulary has: a bias may go to the server as a value for each token up to the last one
 _TOKENS = 2**21
 #: variables of a template that are not the client's: what a chat is made of, and the tokenizer's own
-_TEMPLATE_S = frozenset({"messages", "tools", "documents", "add_generation_prompt", "template"})
+_TEMPLATE_S = frozenset({"messages", "tools", "documents", "add_generation_prompt", "template", "self"})
 _NEUTRAL: tuple[Any, ...] = (None, [], {}, "", False)
 _STORED = "nothing that clients send is kept here"
 _ONE_MODEL = "there is one model here, and no search, sound or moderation beside it"

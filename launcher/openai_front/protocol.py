@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from launcher.openai_front.errors import ApiError
 
 #: bytes of a request's line and headers
 HEAD_BYTES = 32 * 1024
@@ -70,6 +73,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.more_body:
             self._begin()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the shape of every other error, and close."""
+        body = to_json(ApiError(400, "TF-OAI-033", f"this is no HTTP request: {msg}").to_json())
+        head = [b"HTTP/1.1 400 Bad Request", *(b"%b: %b" % row for row in self.server_state.default_headers)]
+        head += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
+        self.transport.write(b"\r\n".join([*head, b"", body]))
+        self.transport.close()
 
     def _count(self, size: int) -> None:
         self._told += size

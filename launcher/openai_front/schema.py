@@ -17,6 +17,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 #: answers that one request may ask for, to all of its prompts
 MOST_ANSWERS = 128
+#: characters of a name that an error repeats: a client's own name may be as long as a body
+_NAMED = 120
 
 
 class Strict(BaseModel):
@@ -186,10 +188,12 @@ def _refusal(kind: type[BaseModel], error: ValidationError) -> ApiError:
     # of a union each branch complains: the one that got farthest knows best
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     fault = (unknown or sorted(faults, key=lambda one: -len(one["loc"])))[0]
-    if fault["type"] in ("json_invalid", "model_type"):
+    if not fault["loc"]:
         return ApiError(400, "TF-OAI-004", f"the body is no JSON object: {fault['msg']}")
-    place = [str(step) for step in fault["loc"] if not _branch(step)]
-    name = ".".join(place)
+    *way, last = fault["loc"]
+    stranger = fault["type"] == "extra_forbidden"  # its last step is the client's own word, whatever it looks like
+    place = [str(step) for step in way if not _branch(step)] + ([str(last)] if stranger or not _branch(last) else [])
+    name = ".".join(place)[:_NAMED] or "''"
     if fault["type"] == "extra_forbidden":
         near = nearest(place[-1], sorted(kind.model_fields)) if len(place) == 1 else None
         hint = f"did you mean {near}?" if near else "leave it out"

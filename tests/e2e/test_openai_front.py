@@ -422,6 +422,44 @@ def test_heads_are_limited_in_size_and_time(front: FrontServer, monkeypatch: pyt
     assert told(b"GET /health HTTP/1.1\r\nHost: ") == b""
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET /v1/models/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_told_so_in_the_shape_of_other_errors(front: FrontServer, said: bytes) -> None:
+    host, port = front.address.split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(said)
+        while piece := connection.recv(4096):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("TF-OAI-033", "invalid_request_error")
+
+
+def test_a_client_that_goes_while_it_sends_its_body_is_no_fault(
+    bundle: Path, server: TritonServer, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with fronted(bundle, server, log=log) as front:
+        host, port = front.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 500\r\n\r\n{"
+            )
+        until(lambda: bool(log.read_text()))
+        line = json.loads(log.read_text())
+        assert (line["status"], line.get("code")) == (499, None)
+
+
 def test_a_head_without_an_end_is_given_up(front: FrontServer) -> None:
     host, port = front.address.split(":")
     sent = 0

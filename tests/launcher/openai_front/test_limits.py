@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from launcher.openai_front.errors import ApiError
-from launcher.openai_front.limits import InFlight, Keys, request_id_of
+from launcher.openai_front.limits import InFlight, Keys, read_body, request_id_of
 from launcher.openai_front.request_log import RequestLog
+from launcher.openai_front.sse import ClientGone
 from trtforge.ground.errors import ForgeError
 
 KEY = "a-key-of-twenty-four-bytes"
@@ -75,6 +78,32 @@ def test_request_ids(given: str | None, taken: bool) -> None:
         return
     with pytest.raises(ApiError, match="TF-OAI-025"):
         request_id_of(request)
+
+
+def body_of(messages: list[dict[str, Any]], headers: dict[str, str] | None = None) -> bytes:
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    given = {"content-type": "application/json", **(headers or {})}
+    raw = [(name.encode(), value.encode()) for name, value in given.items()]
+    return asyncio.run(read_body(Request({"type": "http", "method": "POST", "headers": raw}, receive), 100))
+
+
+def test_a_client_that_goes_before_its_body_ends_is_gone_and_no_fault() -> None:
+    with pytest.raises(ClientGone):
+        body_of([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+
+@pytest.mark.parametrize(("encoding", "taken"), [("", True), ("identity", True), ("gzip", False), ("br, gzip", False)])
+def test_bodies_that_are_packed_are_refused_by_name(encoding: str, taken: bool) -> None:
+    messages = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    if taken:
+        assert body_of(messages, {"content-encoding": encoding}) == b"{}"
+        return
+    with pytest.raises(ApiError) as caught:
+        body_of(messages, {"content-encoding": encoding})
+    assert (caught.value.status, caught.value.code) == (415, "TF-OAI-006")
+    assert encoding in caught.value.message
 
 
 def test_the_log_is_its_users_own(tmp_path: Path) -> None:

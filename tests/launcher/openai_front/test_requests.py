@@ -58,6 +58,18 @@ def refused(code: str, param: str | None, what: Any, *arguments: Any, **named: A
         (b'{"model": "m", "messages": [{"role": "king", "content": "x"}]}', "TF-OAI-003", "messages.0.role"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x", "y": 1}]}', "TF-OAI-001", "messages.0.y"),
         (b'{"model": "m", "messages": [{"role": "user", "content": 3}]}', "TF-OAI-003", "messages.0.content"),
+        (b'{"model": "m", "messages": ["hello"]}', "TF-OAI-003", "messages.0"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "response_format": "json"}',
+            "TF-OAI-003",
+            "response_format",
+        ),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "stream_options": [1]}',
+            "TF-OAI-003",
+            "stream_options",
+        ),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [null]}', "TF-OAI-003", "tools.0"),
     ],
 )
 def test_bodies_that_are_no_request(body: bytes, code: str, param: str | None) -> None:
@@ -78,6 +90,17 @@ def test_values_that_cannot_be_are_refused_by_name(name: str, value: Any) -> Non
         chat(**{name: value})
     assert caught.value.code == "TF-OAI-003"
     assert str(caught.value.param).split(".")[0] == name
+
+
+@pytest.mark.parametrize("name", ["str", "int", "NamedTool", "literalx", "a[b", "constrained-str"])
+def test_an_unknown_name_is_told_even_where_it_looks_like_a_union_s_branch(name: str) -> None:
+    refused("TF-OAI-001", name, chat, **{name: 1})
+
+
+def test_a_name_as_long_as_a_body_is_not_repeated() -> None:
+    error = refused("TF-OAI-001", "a" * 120, chat, **{"a" * 100_000: 1})
+    assert len(error.message) < 400
+    assert refused("TF-OAI-001", "''", chat, **{"": 1}).message.startswith("''")
 
 
 def test_an_unknown_name_has_the_nearest_known_one() -> None:
@@ -163,7 +186,9 @@ def test_completions_refuse_what_they_cannot() -> None:
     refused("TF-OAI-003", "n", refuse_completion, completion(n=2), 2, 65)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "self"]
+)
 def test_variables_of_a_template_that_are_not_the_client_s(name: str) -> None:
     refused("TF-OAI-003", "chat_template_kwargs", template_variables, chat(chat_template_kwargs={name: "x"}))
     assert template_variables(chat(chat_template_kwargs={"enable_thinking": False})) == {"enable_thinking": False}
