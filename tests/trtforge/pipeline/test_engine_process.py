@@ -26,6 +26,7 @@ from trtforge.pipeline import gpu_memory
 from trtforge.pipeline.stages import bench, engine_process, parity, smoke
 from trtforge.pipeline.stages.engine_process import engine_of, runs_on_gpu
 from trtforge.recipe.schema import Bench, Speculation
+from trtforge.recipe.schema_serving import Serving
 from trtforge.targets.torch import TORCH
 
 ANSWERS = ["The capital of France is", "One, two, three"]
@@ -155,6 +156,7 @@ def test_nothing_is_held_when_the_server_starts(
         out=tmp_path,
         recipe_dir=tmp_path,
         recipe=types.SimpleNamespace(
+            serving=Serving(),
             name="tiny",
             bench=Bench(concurrency=(1, 2), requests_per_level=2, max_tokens=3, slo=None),
             speculation=Speculation(),
