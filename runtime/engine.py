@@ -103,7 +103,8 @@ class EngineCore:
         self.metrics = Metrics(speculation=None if speculator is None else speculator.figures)
         # not a method of this object: a cycle would keep the executor's memory until a collection
         self.metrics.sources.append(partial(gauges, self.pool, self.scheduler))
-        self.metrics.recomputed = lambda: self.scheduler.recomputed
+        # not through this object: an engine must go as soon as nobody holds it
+        self.metrics.recomputed = partial(getattr, self.scheduler, "recomputed")
         self.consecutive_failures = 0
         self._sampler: Sampler | None = None
         self._live: dict[str, LiveRequest] = {}
