@@ -31,7 +31,7 @@ from types import TracebackType
 import psutil
 
 from launcher.installation import Installation, find_installation
-from launcher.ports import pick_free, require_free
+from launcher.ports import pick_free, require_address, require_free
 from launcher.stubs import StubWatch, lives, stubs_of
 from trtforge.ground.drain_notice import NOTICE, leave_notice
 from trtforge.ground.errors import ForgeError
@@ -123,6 +123,7 @@ class TritonServer:
         self.repository = repository.resolve()
         self.host = host
         self._asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        require_address(host, 0)
         require_free(host, {name: port for name, port in self._asked.items() if port})
         self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         self._pick_ports()

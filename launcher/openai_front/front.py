@@ -63,7 +63,7 @@ class Front:
     """What the routes share.
 
     Raises:
-        ForgeError: TF-OAI-022 (keys), TF-OAI-026 (format of calls), TF-RUN-090 (tokenizer).
+        ForgeError: TF-OAI-022 (keys), TF-OAI-026 (format of calls), TF-OAI-034 (log), TF-RUN-090 (tokenizer).
     """
 
     def __init__(self, deployment: Deployment, triton: Triton, settings: FrontSettings) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.openai_front.deployment import Deployment, read_deployment
 from launcher.openai_front.settings import FrontSettings
-from launcher.ports import require_free
+from launcher.ports import require_address, require_free
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 START_SECONDS = 60.0
@@ -22,7 +22,8 @@ class FrontServer:
 
     Raises:
         EnvironmentLacks: TF-OAI-024.
-        ForgeError: TF-LCH-001 (port taken), and those of :class:`~launcher.openai_front.front.Front`.
+        ForgeError: TF-LCH-001 (port taken), TF-LCH-004 (no address), and those of
+            :class:`~launcher.openai_front.front.Front`.
     """
 
     def __init__(self, deployment: Deployment, settings: FrontSettings) -> None:
@@ -34,6 +35,7 @@ class FrontServer:
         from launcher.openai_front.front import Front
         from launcher.openai_front.protocol import LimitedProtocol
 
+        require_address(settings.host, settings.port, "openai")
         if settings.port:
             require_free(settings.host, {"openai": settings.port})
         self.settings = settings

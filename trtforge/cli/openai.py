@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from pathlib import Path
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from launcher.openai_front.settings import FrontSettings
     from trtforge.ground.console import Console
 
+#: HOST:PORT, [IPV6]:PORT among them
+_ADDRESS = re.compile(
+    r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):"
+    r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+)
 IN_FLIGHT = 256
 MAX_TOKENS = 4096
 
@@ -127,6 +133,15 @@ def openai(
             why="The tokenizer, the chat template and the limits are read from it.",
             remedies=["--bundle BUNDLE", "--repository DIR"],
         )
+    for option, given in {"--server": server, "--metrics": metrics}.items():
+        if given is not None and not _ADDRESS.fullmatch(given):
+            raise ForgeError(
+                "TF-OAI-035",
+                f"{option} is no address",
+                asked=f"{option} {given[:200]}",
+                why="An address is a host and a port from 1 to 65535, without a scheme.",
+                remedies=[f"{option} 127.0.0.1:{8001 if option == '--server' else 8002}"],
+            )
     settings = settings_of(
         port=port,
         host=host,

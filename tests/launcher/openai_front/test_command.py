@@ -45,6 +45,30 @@ def test_one_of_bundle_and_repository(bundle: Path, capsys: pytest.CaptureFixtur
     assert refused([*start, "--bundle", str(bundle), "--keys", str(bundle / "none")], capsys) == "TF-OAI-022"
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--port", "65536"], "TF-LCH-004"), (["--port", "-1"], "TF-LCH-004"),
+        (["--host", "999.1.1.1"], "TF-LCH-004"), (["--host", "a" * 300], "TF-LCH-004"),
+        (["--host", "192.0.2.1"], "TF-LCH-004"),
+        (["--log", "/proc/none/x"], "TF-OAI-034"), (["--log", "/tmp"], "TF-OAI-034"),
+        (["--server", "x"], "TF-OAI-035"), (["--server", "127.0.0.1:65536"], "TF-OAI-035"),
+        (["--server", "127.0.0.1:0"], "TF-OAI-035"), (["--server", "http://127.0.0.1:1"], "TF-OAI-035"),
+        (["--metrics", "127.0.0.1"], "TF-OAI-035"),
+    ],
+)  # fmt: skip
+def test_addresses_and_files_that_cannot_be(
+    bundle: Path, options: list[str], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["openai", "--bundle", str(bundle), "--port", "0", "--server", "127.0.0.1:1"]
+    assert refused([*start, *options], capsys) == code
+
+
+@pytest.mark.parametrize("option", ["--http-port=65536", "--grpc-port=-1", "--openai-port=70000", "--host=999.1.1.1"])
+def test_ports_that_are_none(bundle: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["serve", str(bundle), "--no-verify", option], capsys) == "TF-LCH-004"
+
+
 def test_the_defaults_are_the_settings_own() -> None:
     """The command line names them itself, so that its help imports nothing."""
     assert (openai.IN_FLIGHT, openai.MAX_TOKENS) == (IN_FLIGHT, ANSWER_TOKENS)
