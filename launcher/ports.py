@@ -6,7 +6,6 @@ import socket
 
 from trtforge.ground.errors import ForgeError
 
-
 MOST_PORT = 65535
 
 
