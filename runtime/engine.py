@@ -350,8 +350,7 @@ class EngineCore:
         live = self._by_sequence[sample.sequence][0]
         news.tokens += 1
         if token < 0:
-            spent = sample.sampling.guided.failure() if sample.sampling.guided is not None else ""
-            live.error = (errors.grammar_spent(spent) if spent else errors.not_finite()).to_json()
+            live.error = self._no_token(sample.sampling).to_json()
             sample.end(FinishReason.ERROR)
         else:
             self.scheduler.append(sample.sequence, token)
@@ -359,6 +358,13 @@ class EngineCore:
             self._times(news.now, live, sample, 1)
         self._changes(news, live, sample)
         return sample.finish_reason is None
+
+    def _no_token(self, sampling: SamplingState) -> ForgeError:
+        """Why no token could be chosen."""
+        spent = sampling.guided.failure() if sampling.guided is not None else ""
+        if spent:
+            return errors.grammar_spent(spent)
+        return errors.cornered() if sampling.cornered(self.executor.vocab_size) else errors.not_finite()
 
     def _take_all(self, news: _News, sample: Sample, tokens: list[int]) -> int:
         """Give a sample its next tokens, in order, until one ends it; how many it took."""

@@ -223,6 +223,16 @@ def grammar_spent(reason: str) -> ForgeError:
     )
 
 
+def cornered() -> ForgeError:
+    """A grammar all of whose next tokens are banned."""
+    return ForgeError(
+        "TF-RUN-136",
+        "the grammar leaves no token that the request's bans allow",
+        why="a text that is complete must end, and min_tokens forbids it; or bad_words forbid all that may follow",
+        remedies=["a smaller min_tokens, or none", "fewer bad_words", "a grammar that allows longer texts"],
+    )
+
+
 def bad_limits(message: str, numbers: dict[str, Any]) -> ForgeError:
     return ForgeError(
         "TF-RUN-061",

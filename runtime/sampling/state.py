@@ -123,6 +123,20 @@ class SamplingState:
         count = len(self._seen_index)
         return self._seen[:count], self._seen_counts[:count]
 
+    def cornered(self, width: int) -> bool:
+        """Whether the grammar's tokens are all banned: what the client asked for contradicts itself.
+
+        Args:
+            width: tokens of the vocabulary.
+        """
+        if self.guided is None:
+            return False
+        banned, completes = frozenset(self.banned()), self.completes_bad_word
+        return all(
+            token in banned or (completes is not None and completes(token))
+            for token in np.flatnonzero(self.guided.allowed(width)).tolist()
+        )
+
     def banned(self) -> Sequence[int]:
         """Tokens that must not come next, by min_tokens and by token sequences."""
         bans = list(self._single_bans)

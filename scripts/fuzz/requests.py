@@ -138,7 +138,7 @@ def make(pristine: Path) -> Attempt:
             if not core.has_unfinished():
                 break
             for output in core.step():
-                if output.error is not None and output.error["code"] not in ("TF-RUN-060", "TF-RUN-122"):
+                if output.error is not None and output.error["code"] not in ("TF-RUN-060", "TF-RUN-122", "TF-RUN-136"):
                     raise Fault(f"accepted, and failed in a step: {output.error}")
         else:
             raise Fault("a request does not end")

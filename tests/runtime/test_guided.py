@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,17 @@ def test_a_grammar_that_passes_its_limits_does_not_pass_for_complete(engine: Eng
             if output.finished:
                 ends[output.request_id] = output.error and output.error["code"]
     assert ends == {good: None, bad: "TF-RUN-122"}
+
+
+@pytest.mark.parametrize("more", [{"min_tokens": 8}, {"bad_words": ("aa",)}], ids=str)
+def test_a_grammar_that_bans_contradict_is_the_client_s_and_no_broken_weights(
+    engine: Engine, more: dict[str, Any]
+) -> None:
+    guide = GuidedDecoding(regex="aa")
+    with pytest.raises(ForgeError, match="TF-RUN-136"):
+        engine.generate([[1]], SamplingParams(max_tokens=9, guided=guide, **more))
+    [free] = engine.generate([[1]], SamplingParams(max_tokens=9, guided=guide))
+    assert free.text == "aa"
 
 
 def test_nested_repetitions_unfold_when_the_request_is_made(engine: Engine) -> None:
