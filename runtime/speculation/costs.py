@@ -104,12 +104,14 @@ class StepCosts:
         """Float64 [n]: seconds of drafting a mean of ``lengths[r]`` tokens (levels) for r = 0 … n - 1 requests."""
         if self._pass is None:
             return np.zeros(len(lengths))
-        times: Seconds = self._pass[np.minimum(np.arange(len(lengths)), len(self._pass) - 1)]
+        requests = np.arange(len(lengths))
+        times: Seconds = self._pass[np.minimum(requests, len(self._pass) - 1)]
+        drafted = (requests > 0) & (lengths > 0)
         if tree:
-            return np.where(lengths > 0, times * self._passes(int(lengths.max()), True), 0.0)
+            return np.where(drafted, times * self._passes(int(lengths.max()), True), 0.0)
         # one pass at least, where there is any
         whole = np.maximum(lengths, 1.0)
-        return np.where(lengths > 0, times * self._drafts.chain(whole) * math.exp(self.scale), 0.0)
+        return np.where(drafted, times * self._drafts.chain(whole) * math.exp(self.scale), 0.0)
 
     def _passes(self, length: int, tree: bool) -> float:
         """What turns a pass as it was measured into a draft of ``length`` tokens."""

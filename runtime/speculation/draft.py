@@ -243,10 +243,11 @@ class Policy(Protocol):
 
         Args:
             part: ``verify``: the target's step, without prefill; ``draft``: one propose of a drafter with weights,
-                ``tree`` where it grew trees; ``host``: the Python of the step beside both.
-            tokens: verify: all tokens of the step; draft: the longest chain's; tree: its levels; host: draft
-                tokens verified, 0 in a plain step.
-            requests: decoding sequences of the step; draft, tree: those asked for.
+                ``tree`` where it grew trees, neither where it made both; ``catch_up``: one that began with more rows
+                than steps leave, which is no price of its length; ``host``: the Python of the step beside both.
+            tokens: verify: all tokens of the step; draft: the longest chain's; tree: its levels; catch_up: either;
+                host: draft tokens verified, 0 in a plain step.
+            requests: decoding sequences of the step; draft, tree, catch_up: those asked for.
         """
 
     def leave(self, sequence: TokenSequence) -> None:

@@ -87,12 +87,13 @@ class EagleDrafter:
         ):
             if not places:
                 continue
-            picked = [ready[place] for place in places]
+            served = [ready[place] for place in places]
+            their_asks, tracks = [asks[at] for at, _ in served], [track for _, track in served]
             if len(places) < len(ready):
-                made = draft([asks[at] for at, _ in picked], [t for _, t in picked], logits[places], states[places])
+                made = draft(their_asks, tracks, logits[places], states[places])
             else:
-                made = draft([asks[at] for at, _ in picked], [t for _, t in picked], logits, states)
-            for (at, _), found in zip(picked, made, strict=True):
+                made = draft(their_asks, tracks, logits, states)
+            for (at, _), found in zip(served, made, strict=True):
                 drafts[at] = found
         return drafts
 

@@ -186,7 +186,7 @@ class AdaptivePolicy:
         return choices
 
     def _affords(self, step: Step, plan: Plan, other: Plan, rate: float) -> bool:
-        """Whether what was saved up pays for the best plan that drafts, where none should by a little.
+        """Whether what was saved up pays for the plan that drafts for everybody, where none should by a little.
 
         It loses little, and tells what a step of that size really takes, which a single probe does not.
         """
@@ -323,7 +323,7 @@ class AdaptivePolicy:
 
     def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
         """See :class:`~runtime.speculation.draft.Policy`."""
-        if part in ("draft", "tree") and self._probing:
+        if part in ("draft", "tree", "catch_up") and self._probing:
             # A drafter that was not asked for long has states to catch up with: probes pay for that too.
             self._credit -= max(seconds - self._probing, 0.0)
             self._probing = 0.0

@@ -161,10 +161,11 @@ class Speculator:
             made = self.model.propose(asks)
             self._drafting, self._drafting_ticks = time.perf_counter() - started, self.tick() - mark
             self.figures.timed("draft", self._drafting)
-            passes = max((draft.levels() for draft in made if draft is not None), default=0)
-            if passes and self.model.ordinary:
-                grown = any(draft is not None and draft.parents is not None for draft in made)
-                self._tell("tree" if grown else "draft", passes, len(asks), self._drafting_ticks)
+            kinds = {draft.parents is not None for draft in made if draft is not None}
+            if len(kinds) == 1:  # of chains beside trees nobody knows whose time it was
+                passes = max(draft.levels() for draft in made if draft is not None)
+                part = "tree" if kinds.pop() else "draft"
+                self._tell(part if self.model.ordinary else "catch_up", passes, len(asks), self._drafting_ticks)
             for at, ask, draft in zip(places, asks, made, strict=True):
                 if draft is None:
                     continue

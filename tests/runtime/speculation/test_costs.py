@@ -79,6 +79,14 @@ def test_a_draft_costs_a_pass_a_token():
     assert StepCosts({1: 1.0}, most_tokens=4).draft(3, 1) == 0.0
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_draft_for_nobody_costs_nothing(tree):
+    known = costs()
+    found = known.drafts_by_requests(np.full(4, 2), tree=tree).tolist()
+    assert found == pytest.approx([known.draft(2, requests, tree) for requests in range(4)])
+    assert found[0] == 0 < found[1]
+
+
 def test_a_slower_machine_scales_everything():
     known = costs()
     for _ in range(100):
@@ -261,7 +269,11 @@ def test_the_policy_is_told_times_by_the_same_clock():
     core.add_request(Request("b", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=8, ignore_eos=True)))
     while core.has_unfinished():
         core.step()
-    assert {part for part, _ in told} == {"verify", "host"}
+    assert {part for part, _ in told} == {"verify", "host", "catch_up"}
+    known = costs()
+    before = known.explain()
+    known.observe("catch_up", 3, 1, 1.0)
+    assert known.explain() == before
 
 
 def test_kernels_that_are_compiled_once_make_no_size_dear():

@@ -122,6 +122,23 @@ def test_a_size_that_looked_too_dear_at_load_is_tried_again(concurrency):
     assert run(world, policy, concurrency=concurrency, steps=300).rate >= BAR * reference, policy.explain()
 
 
+@pytest.mark.parametrize("part", ["draft", "catch_up"])
+def test_a_probe_pays_for_what_its_drafter_had_to_catch_up_with(part):
+    def steps_between_probes(seconds: float) -> int:
+        policy, streams = _without_drafts()
+        groups = [[Candidate(one, "eagle3", LONGEST)] for one in streams]
+        found: list[int] = []
+        for step in range(20_000):
+            if any(choice.count for choice in _asked(policy, groups)):
+                policy.timed(part, 1, 1, seconds)
+                found.append(step)
+            if len(found) == 3:
+                return found[2] - found[1]
+        raise AssertionError("the policy stopped probing")
+
+    assert steps_between_probes(0.2) > 2 * steps_between_probes(1e-3)
+
+
 def test_where_drafts_are_far_from_paying_little_is_spent_on_probes():
     world = World(STEEP, always(0.1), head=HEAD)
     off = run(world, None, concurrency=4, steps=50).rate

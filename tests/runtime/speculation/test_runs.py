@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,7 +20,7 @@ from runtime.sampling import SamplingParams
 from runtime.sampling.state import SamplingState
 from runtime.sampling.words import StopMatcher
 from runtime.scheduler.sequence import Sequence as TokenSequence
-from runtime.speculation.draft import Draft
+from runtime.speculation.draft import Choice, Draft
 from runtime.speculation.speculator import Speculator
 from runtime.tokenizer import EngineTokenizer
 from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
@@ -177,6 +178,40 @@ def test_what_the_policy_hears_of_a_tree_are_levels() -> None:
         core.step()
     assert set(policy.heard) <= {(2, 1, 2), (1, 1, None)} and (2, 1, 2) in policy.heard
     assert core.stats()["speculation"]["num_draft_tokens"] == 5 * core.stats()["speculation"]["num_drafts"]
+
+
+class Kinds(Heard):
+    """Trees for the sequences whose first token is odd (``mixed``), or for all of them."""
+
+    def __init__(self, count: int, *, mixed: bool) -> None:
+        super().__init__(count, tree=True)
+        self.mixed, self.parts = mixed, set[str]()
+
+    def choose(self, candidates: Any, **options: Any) -> list[Choice]:
+        chosen = super().choose(candidates, **options)
+        if self.mixed:
+            chosen = [replace(one, tree=bool(one.candidate.sequence.tokens[0] % 2)) for one in chosen]
+        return chosen
+
+    def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
+        self.parts.add(part)
+
+
+@pytest.mark.parametrize(("mixed", "parts"), [(False, {"tree"}), (True, set())])
+def test_chains_beside_trees_say_nothing_of_what_either_takes(mixed: bool, parts: set[str]) -> None:
+    target = SimulatedExecutor(
+        num_blocks=64, block_size=4, vocab_size=64, limits=ExecutorLimits(4, 64, 64, 60), eos_token_ids=(EOS,)
+    )
+    policy = Kinds(5, mixed=mixed)
+    drafter = OneTree(lambda context, count: target.greedy(context, count)[-1:], 64)
+    core = EngineCore(target, speculator=Speculator(policy, 5, model=drafter, tree_nodes=5))
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for first in (4, 5):
+        core.add_request(Request(str(first), prompt_token_ids=[first, 6, 7], params=params))
+    for _ in range(3):
+        core.step()
+    assert policy.parts & {"draft", "tree"} == parts
+    assert core.stats()["speculation"]["num_drafts"] >= 2
 
 
 def test_asks_of_a_chain_stay_what_was_granted() -> None:
