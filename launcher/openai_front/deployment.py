@@ -11,6 +11,7 @@ from launcher.openai_front.names import LayoutNames, names_of
 from triton_repo.configs import read_config
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.rows import read_yaml
 from trtforge.targets.layouts import INFLIGHT_BATCHER, LAYOUTS, LLM_API, NATIVE
 
 #: what an answer cannot do without
@@ -205,10 +206,8 @@ def _block_size(repository: Path, engine: str) -> int | None:
 
 
 def _llm_api(repository: Path, config: Any) -> dict[str, Any]:
-    import yaml
-
     folder = repository / "tensorrt_llm"
-    document = yaml.safe_load((folder / "1" / "model.yaml").read_text(encoding="utf-8"))
+    document = read_yaml(folder / "1" / "model.yaml")
     longest = int(document["max_seq_len"])
     named = document.get("tokenizer") or document["model"]
     return {

@@ -74,7 +74,7 @@ class Keys:
             raise ApiError(
                 401,
                 "TF-OAI-008",
-                "no valid API key: send the header Authorization: Bearer KEY with a key of this server",
+                "no valid API key: send the header Authorization with the word Bearer and a key of this server",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 

@@ -114,7 +114,8 @@ def test_equal_requests_in_flight_are_answered_once(server):
 
     _until(lambda: grew("requests_coalesced_total") > 0)
     alone = 8 - grew("requests_coalesced_total")
-    assert 600 * alone <= grew("generation_tokens_total") < 600 * (alone + 1)
+    _until(lambda: grew("generation_tokens_total") >= 600 * alone)  # the page is behind by a refresh
+    assert grew("generation_tokens_total") < 600 * (alone + 1)
 
 
 def test_a_queue_has_a_length_and_an_end(server):

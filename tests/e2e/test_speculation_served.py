@@ -20,7 +20,7 @@ from tests.trtforge.drafting.checkpoints import Spec
 from triton_repo.layouts.native import emit
 from trtforge.drafting.record import NGramSizes, SpeculationRecord
 from trtforge.ground.progress import SilentProgress
-from trtforge.pipeline.stages.bench import sweep_in_process
+from trtforge.pipeline.stages.bench import Load, measure_in_process
 from trtforge.recipe.schema import Bench, Build, Limits
 
 pytestmark = pytest.mark.e2e
@@ -180,7 +180,7 @@ def test_a_load_test_counts_drafts(server, engine):
     assert level.speculation["accepted_length"] > 1
     with Engine.load(engine) as loaded:
         asked = Bench(concurrency=(2,), requests_per_level=6, max_tokens=32, slo=None)
-        [inside] = sweep_in_process(loaded, SilentProgress(), [PROMPTS[2]], asked).levels
+        [inside] = measure_in_process(loaded, SilentProgress(), Load(asked, [PROMPTS[2]])).closed.levels
     assert inside.errors == 0
     assert inside.speculation["accepted_length"] > 1
 

@@ -14,6 +14,8 @@ NAMES = {name for row in decoders().values() for name in (row.architecture, row.
 #: files of formats that others define: what is named there is a drafter's class or a tokenizer's kind, not a family
 FOREIGN = {
     "quantize/intake/gguf_tokenizer.py": "kinds of tokenizers in GGUF files",
+    "launcher/openai_front/tools/choose.py": "formats of tool calls, called as their models are",
+    "trtforge/cli/openai.py": "formats of tool calls, called as their models are",
     "trtforge/drafting/reading.py": "classes that drafters' configurations name",
     "trtforge/drafting/writing.py": "classes that drafters' configurations name",
 }

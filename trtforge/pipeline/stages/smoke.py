@@ -121,26 +121,36 @@ class Partings:
         return Parting(found.near_tie, found.describe(self._decode))
 
 
-def record_health(context: StageContext, server: TritonServer, offline: Offline) -> tuple[Recording | None, Check]:
+def record_health(
+    context: StageContext, server: TritonServer, offline: Offline, longest: int
+) -> tuple[Recording | None, Check]:
     """What ``trtforge health --level deep`` holds a server of the bundle against; the server has answered nothing yet.
 
     The prompts are those with the longest answers: one that ends at once would prove little. There is no recording of
     a server that answers otherwise than the offline engine.
+
+    Args:
+        longest: tokens that the offline answers may have.
     """
     from launcher.health.record import record
     from launcher.health.recording import PROBES, TOKENS, positions
     from launcher.smoke import Check
 
     noise = float(context.inputs["parity"].summary["noise"])
-    chosen = sorted(offline.tokens, key=lambda prompt: -min(len(offline.tokens[prompt]), TOKENS + 1))[:PROBES]
+    # an answer that was over sooner ends with the token that ends it, which no client is given
+    said = {prompt: tokens if len(tokens) >= longest else tokens[:-1] for prompt, tokens in offline.tokens.items()}
+    chosen = sorted(said, key=lambda prompt: -min(len(said[prompt]), TOKENS + 1))[:PROBES]
     answers = [
         (
             offline.prompts[prompt],
-            positions(offline.tokens[prompt], offline.rows[prompt], dtype=offline.activations, noise=noise),
+            positions(said[prompt], offline.rows[prompt], dtype=offline.activations, noise=noise),
         )
         for prompt in chosen
+        if len(said[prompt])
     ]
     name = "what health checks will ask is answered as the offline engine answers"
+    if not answers:
+        return None, Check(name, True, "no answer has a token: nothing is recorded")
     context.progress.start("recording what health checks ask")
     try:
         made = record(
@@ -201,7 +211,7 @@ class SmokeStage(Stage):
                 streams=context.recipe.triton.decoupled,
                 speculates=offline.speculates,
             )
-            recording, recorded = record_health(context, server, offline)
+            recording, recorded = record_health(context, server, offline, tokens)
             checks = [*run_smoke(target, context.progress), recorded]
         if recording is not None:
             write_json(context.out / HEALTH_FILE, recording.model_dump(mode="json"))

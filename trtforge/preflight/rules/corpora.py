@@ -99,11 +99,11 @@ def files_suffice(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K19-008", "a trace that cannot be replayed", waivable=False)
 def trace_replays(facts: Facts) -> Iterator[Violation]:
     """It must lie beside the recipe, parse, and say when each request arrived."""
-    from evals.speed.schedule import load_trace
-
     asked = facts.recipe.bench.trace
     if asked is None:
         return
+    from evals.speed.schedule import load_trace
+
     try:
         load_trace(asked, facts.directory)
     except ForgeError as error:

@@ -167,11 +167,11 @@ def server_takes_bench(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K9-020", "requests of the trace do not fit the limits", waivable=False)
 def trace_fits(facts: Facts) -> Iterator[Violation]:
     """The engine would refuse them, and what was replayed would not be the trace."""
-    from evals.speed.schedule import load_trace
-
     limits, asked = facts.recipe.build.limits, facts.recipe.bench.trace
     if asked is None:
         return
+    from evals.speed.schedule import load_trace
+
     try:
         trace = load_trace(asked, facts.directory)
     except ForgeError:
