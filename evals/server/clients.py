@@ -59,7 +59,7 @@ def open_server(address: str, layout: Layout, model: str | None, name: str) -> T
     _require_address(address)
     base = f"http://{address}"
     if _answers(f"{base}/v2/health/ready"):
-        found: TextServer = TritonText(base, model or _triton_model(layout, name), _fields(layout))
+        found: TextServer = TritonText(base, model or layout.asked_model(name), _fields(layout))
         if not _answers(f"{base}/v2/models/{found.model}/ready"):
             raise _no_model(address, found.model, _listed(base))
         return found
@@ -109,10 +109,6 @@ class Fields:
     tokens: str
     stream: str
     greedy: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _triton_model(layout: Layout, name: str) -> str:
-    return name if layout.question is None else layout.question.model
 
 
 def _fields(layout: Layout) -> Fields:

@@ -14,12 +14,11 @@ from statistics import NormalDist
 from typing import Any
 
 from evals.report import Section, Table
+from evals.speed.latency import KINDS
 from evals.speed.outcome import Outcome
 from evals.statistics import CONFIDENCE, Interval
 from trtforge.ground.errors import ForgeError
 
-#: mean times that are compared
-KINDS = ("ttft", "tpot", "e2e")
 #: what two runs must share, and what that is to a reader
 _SHARED = {
     "prompts_sha256": "prompts",

@@ -21,6 +21,8 @@ PERCENTILES = (50, 95, 99)
 #: what TTFT is made of where the engine tells its times: the sender's own lateness, what is not the engine (tokenizing,
 #: the way there and back), waiting for a place, and the prompt's steps with the first token
 PARTS = ("sender", "outside", "queue", "prefill")
+#: times whose means two runs, and two targets, are compared by (see :func:`means`)
+KINDS = ("ttft", "tpot", "e2e")
 #: figures that tables show, where they are known
 LATENCY_COLUMNS = ("p50", "p95", "p99", "max")
 

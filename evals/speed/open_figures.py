@@ -106,7 +106,9 @@ def summarize_open(run: OpenRun, slo: Slo | None, *, source: str = "rate", offer
         offered: the rate that was asked for; None: as many as were sent in the time that they were due in.
     """
     timings = run.timings
-    finished = [t for t in timings if t.error is None and t.token_times]
+    finished, failed = [], []
+    for t in timings:
+        (finished if t.error is None and t.token_times else failed).append(t)
     begin = timings[-1].sent - run.span
     seconds = max(max(t.done if t.done is not None else t.sent for t in timings) - begin, 1e-9)
     tokens = sum(len(t.token_times) for t in finished)
@@ -123,9 +125,7 @@ def summarize_open(run: OpenRun, slo: Slo | None, *, source: str = "rate", offer
         planned=run.planned,
         tokens=tokens,
         tokens_per_second=tokens / seconds,
-        errors=dict(Counter(error_code(t.error or "no tokens") for t in timings if t not in finished))
-        if len(finished) < len(timings)
-        else {},
+        errors=dict(Counter(error_code(t.error or "no tokens") for t in failed)),
         ttft=figures([t.ttft for t in finished]),
         tpot=figures([tpot for t in finished if (tpot := t.tpot) is not None]),
         itl=figures(np.concatenate([t.intervals for t in finished]) if finished else ()),

@@ -78,7 +78,8 @@ def measure_open(
             capacity = _search(target, asked, prompts, progress, start or _FIRST_RATE, levels, clock)
         else:
             for rate in sorted(set(asked.arrivals.rate)):
-                levels.append(_rate(target, asked, rate, prompts, progress, clock))
+                schedule = due(asked.arrivals, rate, prompts, asked.max_tokens)
+                levels.append(_rate(target, rate, schedule, asked.slo, progress, clock))
             capacity = bracket(levels)
     if traced is not None:
         run = send_on_schedule(target, traced, clock=clock, progress=progress, title="trace")
@@ -87,12 +88,18 @@ def measure_open(
 
 
 def _rate(
-    target: OpenTarget, asked: Bench, rate: float, prompts: Sequence[str], progress: Progress, clock: Clock | None
+    target: OpenTarget,
+    rate: float,
+    schedule: Sequence[Due],
+    slo: Slo | None,
+    progress: Progress,
+    clock: Clock | None,
+    stop_beyond: tuple[Slo, int] | None = None,
 ) -> OpenLevel:
-    assert asked.arrivals is not None
-    schedule = due(asked.arrivals, rate, prompts, asked.max_tokens)
-    run = send_on_schedule(target, schedule, clock=clock, progress=progress, title=f"{rate:.3g} requests/s")
-    return summarize_open(run, asked.slo, offered=rate)
+    """One rate's requests; ``stop_beyond`` is of :func:`send_on_schedule`."""
+    title = f"{rate:.3g} requests/s"
+    run = send_on_schedule(target, schedule, clock=clock, progress=progress, title=title, stop_beyond=stop_beyond)
+    return summarize_open(run, slo, offered=rate)
 
 
 def _search(
@@ -114,16 +121,8 @@ def _search(
         schedule = due(arrivals, rate, prompts, asked.max_tokens)
         if not schedule:
             return False
-        limit = allowed_misses(len(schedule))
-        run = send_on_schedule(
-            target,
-            schedule,
-            clock=clock,
-            progress=progress,
-            title=f"{rate:.3g} requests/s",
-            stop_beyond=(slo, limit),
-        )
-        level = summarize_open(run, slo, offered=rate)
+        verdict = slo, allowed_misses(len(schedule))
+        level = _rate(target, rate, schedule, slo, progress, clock, stop_beyond=verdict)
         levels.append(level)
         return _good(level)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from evals.report import Section, Table
-from evals.speed.latency import PARTS, LevelResult
+from evals.speed.latency import KINDS, PARTS, LevelResult
 from evals.speed.line import Line, fit
 from evals.speed.open_figures import OpenLevel
 from evals.speed.open_sweep import OpenSweep, open_gates
 from evals.speed.schedule import Traced
 from evals.speed.sweep import Sweep, slo_gates, sweep_plot, sweep_table
-from evals.speed.tax import KINDS, service_tax
+from evals.speed.tax import service_tax
 from trtforge.ground.hashing import hash_json
 from trtforge.recipe.schema_bench import Bench, Slo
 from trtforge.store.artifact import GateResult

@@ -17,6 +17,7 @@ from evals.speed.latency import RequestTiming
 from evals.speed.open_figures import split_ttft
 from evals.speed.open_loop import Ended
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import SilentProgress
 
 _STAMPS = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns")
 
@@ -67,17 +68,10 @@ class ServedTarget:
 
     def warm_up(self, prompt: str, max_tokens: int) -> None:
         """One request that nobody times: it opens the connection."""
-        done = threading.Event()
-
-        class Once(Ended):
-            def __init__(self) -> None:
-                pass
-
-            def set(self) -> None:
-                done.set()
-
-        self.send(prompt, max_tokens, RequestTiming(sent=time.perf_counter()), Once())
-        done.wait(120)
+        ended = Ended(SilentProgress())
+        ended.expect(1)
+        self.send(prompt, max_tokens, RequestTiming(sent=time.perf_counter()), ended)
+        ended.all.wait(120)
 
     def close(self) -> None:
         """Withdraw what still runs and end the thread."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evals.speed.latency import KINDS
 from evals.speed.open_sweep import OpenSweep
 from evals.speed.sweep import Sweep
-
-#: mean times that are compared
-KINDS = ("ttft", "tpot", "e2e")
 
 
 def service_tax(closed: Sequence[Sweep], opened: Sequence[OpenSweep]) -> list[dict[str, Any]]:

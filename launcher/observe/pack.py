@@ -47,8 +47,7 @@ def pack(recipe: Recipe, places: Places) -> dict[str, str]:
     Args:
         recipe: of the bundle: its layout names the figures, its ``bench.slo`` sets the bounds.
     """
-    model = recipe.name if recipe.layout.question is None else recipe.layout.question.model
-    figures = figures_of(recipe.layout, model)
+    figures = figures_of(recipe.layout, recipe.layout.asked_model(recipe.name))
     files = {
         PROMETHEUS: _yaml(_prometheus(figures, places)),
         RULES: _yaml({"groups": _groups(recipe, figures, places)}),

@@ -24,7 +24,6 @@ from launcher.openai_front.messages import require_answers, template_messages
 from launcher.openai_front.metrics import Figures
 from launcher.openai_front.parameters import (
     job_of,
-    names_model,
     refuse_not_served,
     stream_usage,
     template_variables,
@@ -102,10 +101,10 @@ class Front:
         Raises:
             ApiError: ``TF-OAI-007``.
         """
-        known = names_model(self.deployment)
-        if name not in known:
+        known = self.deployment.name
+        if name not in (known, self.deployment.model):
             raise ApiError(
-                404, "TF-OAI-007", f"there is no model {name[:100]} here; it is called {known[0]}", param="model"
+                404, "TF-OAI-007", f"there is no model {name[:100]} here; it is called {known}", param="model"
             )
 
     def turned_away(self, route: str, error: ApiError) -> None:

@@ -40,7 +40,9 @@ _CLIENTS = {
     "guide_type": "response_format",
 }
 #: llguidance lets any white space stand between a JSON text's parts, and a model can write it without end
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+COMPACT: Mapping[str, Any] = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ NAMES: tuple[LayoutNames, ...] = (
         },
         switches={"log_probs": "return_log_probs", "cached_blocks": "return_perf_metrics"},
         draws_seed=True,
-        schema=_COMPACT,
+        schema=COMPACT,
         lark=True,
     ),
     LayoutNames(

@@ -6,7 +6,7 @@ has what the context leaves, up to the front's own bound.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.openai_front.deployment import Deployment
@@ -202,8 +202,3 @@ def refuse_completion(request: CompletionRequest, answers: int, prompts: int = 1
         raise not_offered("best_of", "all answers that are made are returned", "send n alone")
     if request.echo and request.logprobs is not None:
         raise not_offered("logprobs", "with echo it asks for those of the prompt, which the engine does not tell")
-
-
-def names_model(deployment: Deployment, others: Collection[str] = ()) -> tuple[str, ...]:
-    """What the model may be called: the name that is listed, further ones, and its name in Triton."""
-    return tuple(dict.fromkeys((deployment.name, *others, deployment.model)))

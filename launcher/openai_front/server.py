@@ -35,9 +35,10 @@ class FrontServer:
         from launcher.openai_front.front import Front
         from launcher.openai_front.protocol import LimitedProtocol
 
-        require_address(settings.host, settings.port, "openai")
         if settings.port:
             require_free(settings.host, {"openai": settings.port})
+        else:
+            require_address(settings.host, settings.port, "openai")
         self.settings = settings
         self._triton = Triton(deployment)
         self._front = Front(deployment, self._triton, settings)

@@ -69,4 +69,4 @@ def _model_of(bundle: Path) -> str:
     from trtforge.recipe.load import load_recipe
 
     recipe = load_recipe(bundle / "recipe.yaml").recipe
-    return recipe.name if recipe.layout.question is None else recipe.layout.question.model
+    return recipe.layout.asked_model(recipe.name)

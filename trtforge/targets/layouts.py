@@ -42,6 +42,10 @@ class Layout:
     own_runtime: bool = False
     chain: bool = False
 
+    def asked_model(self, name: str) -> str:
+        """The model that clients ask in a deployment of this name."""
+        return name if self.question is None else self.question.model
+
 
 NATIVE = Layout("native", "artifact", own_runtime=True)
 INFLIGHT_BATCHER = Layout(

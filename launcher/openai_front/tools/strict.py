@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launcher.openai_front.names import COMPACT
 from launcher.openai_front.schema import Function
 
 #: the grammar of an answer with these functions; True: one call at most
@@ -16,8 +17,6 @@ Grammar = Callable[[Sequence[Function], bool], str]
 _HEAD = "%llguidance {}\n"
 #: what a function takes that is not strict
 _ANY: Mapping[str, Any] = {"type": "object"}
-#: a model can write white space between a JSON text's parts without end
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 
 
 def hermes(functions: Sequence[Function], one: bool) -> str:
@@ -47,4 +46,4 @@ def _object(function: Function, key: str, before: str = "") -> str:
     """A call's object."""
     schema = function.parameters if function.strict and function.parameters else _ANY
     opening = f'{before}{{"name": {json.dumps(function.name)}, "{key}": '
-    return f"{json.dumps(opening)} %json {json.dumps({**_COMPACT, **schema})} {json.dumps('}')}"
+    return f"{json.dumps(opening)} %json {json.dumps({**COMPACT, **schema})} {json.dumps('}')}"
