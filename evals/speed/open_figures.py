@@ -106,7 +106,8 @@ def summarize_open(run: OpenRun, slo: Slo | None, *, source: str = "rate", offer
         offered: the rate that was asked for; None: as many as were sent in the time that they were due in.
     """
     timings = run.timings
-    finished, failed = [], []
+    finished: list[RequestTiming] = []
+    failed: list[RequestTiming] = []
     for t in timings:
         (finished if t.error is None and t.token_times else failed).append(t)
     begin = timings[-1].sent - run.span

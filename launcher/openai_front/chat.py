@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +56,7 @@ class ChatAnswer:
     """The answers to one chat.
 
     Args:
-        created: seconds since 1970.
+        head: what every object begins with.
         log_probs: whether they are wanted.
     """
 
@@ -67,20 +66,13 @@ class ChatAnswer:
         plan: ToolPlan,
         *,
         n: int,
-        identifier: str,
-        model: str,
-        fingerprint: str,
+        head: Mapping[str, Any],
         tokenizer: EngineTokenizer,
         log_probs: bool,
     ) -> None:
         self._answers = answers
         self._plan = plan
-        self._head = {
-            "id": identifier,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
+        self._head = head
         self._choices = [
             _Choice(plan.parser() if plan.parser else None, LogProbs(tokenizer) if log_probs else None, plan.one)
             for _ in range(n)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from launcher.openai_front.answers import Answers
@@ -46,6 +45,7 @@ class CompletionAnswer:
     """The answers to the prompts of one request.
 
     Args:
+        head: what every object begins with.
         echoes: what stands before the answers, by prompt; empty texts without ``echo``.
     """
 
@@ -55,19 +55,11 @@ class CompletionAnswer:
         *,
         n: int,
         echoes: Sequence[str],
-        identifier: str,
-        model: str,
-        fingerprint: str,
+        head: Mapping[str, Any],
         log_probs: Sequence[LogProbs],
     ) -> None:
         self._answers = answers
-        self._head = {
-            "id": identifier,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
+        self._head = {**head, "object": "text_completion"}
         self._echoes = [echo for echo in echoes for _ in range(n)]
         self._log_probs = log_probs
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -120,7 +121,6 @@ class Front:
         except ApiError as error:
             self.turned_away(route, error)
             raise
-        handed = False
         try:
             asked.identifier = request_id_of(request) or asked.identifier
             body = await read_body(request, self.settings.body_bytes)
@@ -131,30 +131,23 @@ class Front:
                 chunks = answer.stream(usage=asked.usage)
                 first = await until_gone(request.receive, _first(chunks))
                 self.figures.began(time.monotonic() - asked.started)
-                handed = True
                 return EventStream(first, chunks, headers, on_end=lambda fault: self._end(asked, 200, fault))
-            value = await until_gone(request.receive, answer.whole())
-            await self._end(asked, 200, None)
-            handed = True
-            from pydantic_core import to_json
-
-            return Response(to_json(value), media_type="application/json", headers=headers)
+            value = to_json(await until_gone(request.receive, answer.whole()))
         except ApiError as error:
-            handed = True
             error.headers.setdefault("x-request-id", asked.identifier)
             await self._end(asked, error.status, error)
             raise
         except ClientGone as error:
-            handed = True
             await self._end(asked, 499, error)
             return Response(status_code=499)
         except Exception as error:
-            handed = True
             await self._end(asked, 500, told(error))
             raise
-        finally:
-            if not handed:
-                await self._end(asked, 500, None)
+        except BaseException:  # the server ends, and takes its tasks with it
+            await self._end(asked, 500, None)
+            raise
+        await self._end(asked, 200, None)
+        return Response(value, media_type="application/json", headers=headers)
 
     async def _prepared(self, asked: Asked, body: bytes) -> Answer:
         await self.triton.require_same()
@@ -176,9 +169,7 @@ class Front:
             asked.answers,
             plan,
             n=job.n,
-            identifier=asked.identifier,
-            model=self.deployment.name,
-            fingerprint=self.deployment.fingerprint,
+            head=self._head(asked),
             tokenizer=self.prompts.tokenizer,
             log_probs=job.log_probs,
         )
@@ -193,11 +184,18 @@ class Front:
             asked.answers,
             n=job.n,
             echoes=[prompt.shown if request.echo else "" for prompt in prompts],
-            identifier=asked.identifier,
-            model=self.deployment.name,
-            fingerprint=self.deployment.fingerprint,
+            head=self._head(asked),
             log_probs=[LogProbs(self.prompts.tokenizer) for _ in range(number)] if job.log_probs else [],
         )
+
+    def _head(self, asked: Asked) -> dict[str, Any]:
+        """What every object of a response begins with."""
+        return {
+            "id": asked.identifier,
+            "created": int(time.time()),
+            "model": self.deployment.name,
+            "system_fingerprint": self.deployment.fingerprint,
+        }
 
     def _common(self, asked: Asked, request: Generation) -> None:
         self.require_model(request.model)

@@ -63,12 +63,17 @@ class Numbering:
         return CallDelta(self._next - 1, arguments=text)
 
 
-def kept_back(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``marker``."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-size:]):
-            return size
-    return 0
+def before_mark(text: str, mark: str) -> tuple[str, str, bool]:
+    """What stands before ``mark``, what is left of ``text``, and whether the mark is there.
+
+    Where it is not, what is left may be its beginning.
+    """
+    before, found, rest = text.partition(mark)
+    if found:
+        return before, rest, True
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    keep = next((size for size in sizes if mark.startswith(text[-size:])), 0)
+    return text[: len(text) - keep], text[len(text) - keep :], False
 
 
 def joined(events: list[Event]) -> list[Event]:

@@ -5,7 +5,7 @@ Qwen2.5 and Qwen3 templates, NousResearch's Hermes.
 
 from __future__ import annotations
 
-from launcher.openai_front.tools.events import Event, Numbering, joined, kept_back
+from launcher.openai_front.tools.events import Event, Numbering, before_mark, joined
 from launcher.openai_front.tools.json_call import JsonCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -44,16 +44,11 @@ class HermesParser:
         return joined([self._space + rest])
 
     def _of_text(self) -> list[Event]:
-        at = self._text.find(self._mark)
-        if at < 0:
-            keep = kept_back(self._text, self._mark)
-            text, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-        else:
-            text, self._text = self._text[:at], self._text[at + len(self._mark) :]
+        text, self._text, marked = before_mark(self._text, self._mark)
         if self._mark == CLOSE:  # between a call's object and its mark nothing is text
-            self._mark = CLOSE if at < 0 else OPEN
+            self._mark = OPEN if marked else CLOSE
             return []
-        if at >= 0:
+        if marked:
             self._call = JsonCall(self._numbering, ("arguments", "parameters"))
         return self._shown(text)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.openai_front.tools.events import Event, Numbering, joined, kept_back
+from launcher.openai_front.tools.events import Event, Numbering, before_mark, joined
 from launcher.openai_front.tools.json_calls import JsonCalls
 
 MARK, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
@@ -64,12 +64,9 @@ class MistralParser:
         return self._step()
 
     def _of_text(self) -> list[Event]:
-        at = self._text.find(MARK)
-        if at < 0:
-            keep = kept_back(self._text, MARK)
-            shown, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-            return [shown]
-        before, self._text = self._text[:at], self._text[at + len(MARK) :]
+        before, self._text, marked = before_mark(self._text, MARK)
+        if not marked:
+            return [before]
         self._state = "marked"
         return [before, *self._step()]
 

@@ -106,7 +106,7 @@ def test_an_iterator_that_is_closed_withdraws_what_runs() -> None:
 
 def chat_of(script: Any, plan: ToolPlan | None = None, n: int = 1) -> ChatAnswer:
     made, _ = answers(script, Job(9, n=n))
-    common: dict[str, Any] = {"identifier": "id", "model": "tiny", "fingerprint": "fp", "tokenizer": None}
+    common: dict[str, Any] = {"head": {"id": "id", "model": "tiny", "system_fingerprint": "fp"}, "tokenizer": None}
     return ChatAnswer(made, plan or ToolPlan(), n=n, log_probs=False, **common)
 
 
@@ -168,7 +168,7 @@ def test_tokens_have_their_texts_and_bytes(tiny_checkpoint: Path) -> None:
     assert raw.decode() == " é🙂"
     assert token_text(tokenizer, 1) == ("<|im_start|>", list(b"<|im_start|>"))
     made, _ = answers(lambda job, prompt: [Piece(0, "x", "stop", 2, None, tokens[:2], [-1.0, -2.0])])
-    echoes = {"echoes": ["> "], "identifier": "i", "model": "m", "fingerprint": "f"}
+    echoes = {"echoes": ["> "], "head": {"id": "i", "model": "m", "system_fingerprint": "f"}}
     body = run(CompletionAnswer(made, n=1, log_probs=[LogProbs(tokenizer)], **echoes).whole())
     [choice] = body["choices"]
     assert choice["text"] == "> x" and choice["logprobs"]["token_logprobs"] == [-1.0, -2.0]
