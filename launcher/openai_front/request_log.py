@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_lines import open_log, stamped
 
 
 class RequestLog:
-    """The file; None writes nothing. Lines are appended, so that a file may be rotated by copying.
+    """The file; None writes nothing.
 
     Raises:
         ForgeError: ``TF-OAI-034`` when it cannot be written.
@@ -24,8 +22,8 @@ class RequestLog:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
+                self._file = open_log(path)
+            except (OSError, ValueError) as error:
                 raise ForgeError(
                     "TF-OAI-034",
                     "the log of requests cannot be written",
@@ -33,12 +31,10 @@ class RequestLog:
                     why=str(error),
                     remedies=["name a file in a folder that this user may write"],
                 ) from None
-            self._file = os.fdopen(handle, "a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         if self._file is not None:
-            line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
-            self._file.write(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
+            self._file.write(stamped({name: value for name, value in values.items() if value is not None}) + "\n")
             self._file.flush()
 
     def close(self) -> None:

@@ -7,20 +7,18 @@ stepping thread never waits for a disk; a file that cannot be written any more i
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import queue
 import sys
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from runtime.frontend.server_log import NAME, shown_id
 from runtime.request import RequestOutput, RequestTimes
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_lines import open_log, stamped
 
 STDERR = "stderr"
 log = logging.getLogger(NAME)
@@ -62,8 +60,7 @@ class RequestLog:
 
     def write(self, figures: dict[str, Any]) -> None:
         """One line, with the time before it."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._lines.put(json.dumps({"time": now, **figures}))
+        self._lines.put(stamped(figures))
 
     def close(self, timeout: float = 5.0) -> None:
         """Write what waits and end the thread."""
@@ -86,12 +83,10 @@ class RequestLog:
 
 
 def _opened(place: str) -> TextIO:
-    """The file, readable by its user alone when it is made here."""
     try:
         if not Path(place).is_absolute():
             raise ValueError("the path is not absolute")
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-        return os.fdopen(descriptor, "a", encoding="utf-8")
+        return open_log(Path(place))
     except (OSError, ValueError) as error:
         raise ForgeError(
             "TF-RUN-140",
