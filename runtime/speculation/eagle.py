@@ -55,8 +55,6 @@ class EagleDrafter:
         self._pending = PendingTaps(executor.tap_width)
         self._left: list[Track] = []
         self._unasked = UnaskedRows()
-        #: rows computed from taps, but for the ordinary passes
-        self._fed = 0
         self._tree = tree
 
     @property
@@ -204,9 +202,8 @@ class EagleDrafter:
         # who waits for earlier positions first: others may share the blocks that it will fill
         order = sorted(tracks, key=lambda track: track.pending_start)
         spans = [Span(track, track.pending_start, track.computed, logits=True) for track in order]
-        before = self._fed
-        done, logits, states = self._feed(spans)
-        self.ordinary = self._fed - before <= ORDINARY_ROWS * len(tracks)
+        done, logits, states, rows = self._feed(spans)
+        self.ordinary = rows <= ORDINARY_ROWS * len(tracks)
         place = {span.track: number for number, span in enumerate(done)}
         ready = [item for item in wanted if item[1] in place]
         places = [place[track] for _, track in ready]
@@ -296,11 +293,12 @@ class EagleDrafter:
         self._cut(track, 0)
         self._rows.drop(track)
 
-    def _feed(self, wanted: list[Span]) -> tuple[list[Span], torch.Tensor, torch.Tensor]:
+    def _feed(self, wanted: list[Span]) -> tuple[list[Span], torch.Tensor, torch.Tensor, int]:
         """Compute what is missing of the spans, and of others that join them.
 
         Returns:
-            The spans whose logits are wanted and could be had, and these logits [A, Vd] and their rows' states [A, H].
+            The spans whose logits are wanted and could be had, these logits [A, Vd] and their rows' states [A, H], and
+            how many rows were computed.
         """
         spans = [*self._company({span.track for span in wanted}), *wanted]
         cut = [span for span in self._rows.spans(spans) if span is not None]
@@ -310,7 +308,8 @@ class EagleDrafter:
             self._trim(span.track)
         for track in [span.track for span in spans if span.track.gone]:
             self._drop_left(track)
-        return [span for span in cut if span.logits], logits, states
+        rows = sum(span.end - span.begin for span in cut)
+        return [span for span in cut if span.logits], logits, states, rows
 
     def _run(self, parts: list[list[Span]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Joined rows, pass after pass; logits and states of the rows whose logits are wanted, in order."""
@@ -323,7 +322,6 @@ class EagleDrafter:
             for span in part:
                 first = span.track.pending_start
                 numbers += span.track.pending[span.begin - first : span.end - first]
-            self._fed += len(numbers)
             logits, states = self._executor.execute(batch, taps=self._pending.get(numbers))
             for span in part:
                 self._rows.written(span)

@@ -78,9 +78,6 @@ class Step:
         self._kept_model = self._kept(self._model, length)
         self._made = self._made_of(length)
         self.tree = tree if self.with_model else None
-        #: where :meth:`best` found that nobody should be drafted for: the plan that drafts for everybody whom that may
-        #: serve. It costs hardly more than a draft for one of them, and tells of all
-        self.passed_over: Plan | None = None
         self._kept_tree = self._kept(self._model, self.tree.depth, tree=True) if self.tree is not None else None
         most = len(groups) * max(length, self.tree.nodes if self.tree is not None else 0)
         self._verify: Seconds = costs.verify(running + prefill_tokens, running + prefill_tokens + most, running)
@@ -123,11 +120,14 @@ class Step:
         best = Plan(*nothing, float(self.running), self.plain_seconds)
         found = self._drafting(self._kept_model, rate, last, turn)
         bar = _worth((1 + _MARGIN) * best.tokens, best.seconds, rate)
-        self.passed_over = None
-        if found is None or _worth(found.tokens, found.seconds, rate) > bar:
-            return found or best
-        self.passed_over = self._drafting(self._kept_model, rate, last, turn, everybody=True)
-        return best
+        return found if found is not None and _worth(found.tokens, found.seconds, rate) > bar else best
+
+    def for_everybody(self, rate: float, *, last: int = 0, turn: int = 0) -> Plan | None:
+        """The best plan that drafts for everybody whom that may serve; None: there is none.
+
+        It costs hardly more than a draft for one of them, and tells of all. See :meth:`best` for the rest.
+        """
+        return self._drafting(self._kept_model, rate, last, turn, everybody=True)
 
     def nearly_pays(self, rate: float) -> bool:
         """Whether drafts by the drafter with weights would pay were they a little better, or little is known."""

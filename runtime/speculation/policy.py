@@ -167,7 +167,8 @@ class AdaptivePolicy:
             tree=self._tree if length == self.max_draft_len else None,
         )
         rate = self._rate(step, prefill_tokens)
-        plan = step.best(rate, last=self._last_passes, turn=self._counts.steps)
+        last = self._last_passes
+        plan = step.best(rate, last=last, turn=self._counts.steps)
         self._last_passes = plan.passes
         if not prefill_tokens:
             self._went(step.running, plan)
@@ -177,8 +178,9 @@ class AdaptivePolicy:
         else:
             share, steps = PROBE_SHARE if step.nearly_pays(rate) else PROBE_SHARE_FAR, _HOLDS
         self._held = None if prefill_tokens else _Held((running, length), plan, list(choices), share, steps)
-        other = step.passed_over
-        if share == PROBE_SHARE and other is not None and self._affords(step, plan, other, rate):
+        nearly = share == PROBE_SHARE
+        other = step.for_everybody(rate, last=last, turn=self._counts.steps) if nearly else None
+        if other is not None and self._affords(step, plan, other, rate):
             choices = step.choices(other, rate)
         else:
             self._probe(step, plan, choices, share)

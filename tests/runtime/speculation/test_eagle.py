@@ -513,7 +513,7 @@ def _twice(bench: Bench, sequence: Any) -> list[Any]:
     rows = bench.drafter._rows
     track = rows.asked(sequence)
     assert track is not None
-    _, logits, states = bench.drafter._feed([Span(track, 0, track.computed, logits=True)])
+    _, logits, states, _ = bench.drafter._feed([Span(track, 0, track.computed, logits=True)])
     logits, states = logits.clone(), states.clone()
     roots = Roots(
         np.array([int(sequence.tokens[track.computed])], dtype=np.int32),
