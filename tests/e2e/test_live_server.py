@@ -41,14 +41,6 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_engine, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bundle")
-    shutil.copytree(tiny_engine, folder / "engine")
-    emit(folder / "engine", folder / "repository", name="tiny")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def expected(bundle):
     from runtime.offline import Engine
     from runtime.sampling.params import SamplingParams

@@ -1,7 +1,6 @@
 """Requests that arrive by themselves at a real Triton server, at the engine alone, and through the command."""
 
 import json
-import shutil
 
 import pytest
 
@@ -10,19 +9,10 @@ from evals.speed.open_loop import send_on_schedule
 from evals.speed.schedule import Due
 from evals.speed.served_target import ServedTarget
 from launcher.local import TritonServer
-from triton_repo.layouts.native import emit
 from trtforge.cli.main import invoke
 from trtforge.ground.errors import ForgeError
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_engine, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bundle")
-    shutil.copytree(tiny_engine, folder / "engine")
-    emit(folder / "engine", folder / "repository", name="tiny")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from launcher.smoke import Parting, SmokeTarget, _agrees, _http_agrees
+from tests.support.http_server import Quiet, listening
 
 #: prompt -> pieces of its answer
 ANSWERS = {"short": ["Yes."], "long": ["Rain ", "falls ", "down."]}
@@ -21,7 +19,7 @@ ANSWERS = {"short": ["Yes."], "long": ["Rain ", "falls ", "down."]}
 def served(pieces: dict[str, list[str]], asked: list[str]) -> Iterator[str]:
     """A stand-in of Triton's generate endpoints; ``asked`` collects the prompts."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(request["text_input"])
@@ -35,16 +33,8 @@ def served(pieces: dict[str, list[str]], asked: list[str]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def target(url: str, expected: dict[str, str]) -> SmokeTarget:

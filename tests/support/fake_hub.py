@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.support.http_server import Quiet, listening
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -46,7 +46,7 @@ class FakeHub:
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
     """The hub answers while the context lasts."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:  # the name is http.server's
@@ -96,16 +96,5 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # who asked for a range and got it all hangs up
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the tests read :attr:`FakeHub.requests`."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as hub.port:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_server import Quiet, listening
 
 OK: tuple[int, Any] = (200, "")
 NOT_READY: tuple[int, Any] = (400, {"error": "Model version not ready"})
@@ -37,7 +37,7 @@ def healthy(tokens: list[int], log_probs: list[float], **more: tuple[int, Any]) 
 
 @contextmanager
 def served(said: Said) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             said.asked.append((self.path, json.loads(self.rfile.read(length)) if length else None))
@@ -55,13 +55,5 @@ def served(said: Said) -> Iterator[str]:
 
         do_GET = do_POST = _answer
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as port:
+        yield f"127.0.0.1:{port}"

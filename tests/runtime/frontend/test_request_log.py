@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +76,22 @@ def test_a_refusal_has_its_code(logged: Logged) -> None:
     assert second["code"] == "TF-RUN-106"
 
 
-def test_a_cancelled_request_and_a_client_that_has_gone(logged: Logged) -> None:
+def test_a_cancelled_request_and_a_client_that_has_gone(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     logged.executor.may.clear()
     gone = logged.take(_tokens(max_tokens=20), request_id="gone")
     gone.gone = True
     logged.service.watch()
     logged.executor.may.set()
     gone.wait()
+    # the sender finds out on a thread of its own: the engine, which would be done by then, waits before its second step
+    withdrawn, cancel, execute = threading.Event(), logged.engine.cancel, logged.executor.execute
+    steps = itertools.count()
+    monkeypatch.setattr(logged.engine, "cancel", lambda key: (cancel(key), withdrawn.set()))
+    monkeypatch.setattr(
+        logged.executor, "execute", lambda batch: (next(steps) and withdrawn.wait(20), execute(batch))[1]
+    )
     logged.take(_tokens(max_tokens=20, stream=True), request_id="deaf", refuses=True)
+    assert withdrawn.wait(20)
     lines = {line["id"]: line for line in logged.lines()}
     assert set(lines) == {"gone", "deaf"}
     assert {line["finish_reason"] for line in lines.values()} == {"cancelled"}
