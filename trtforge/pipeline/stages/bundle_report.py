@@ -121,10 +121,11 @@ def _server(smoke: Artifact) -> Section:
     rows = tuple((c["name"], "yes" if c["passed"] else "NO", c["detail"]) for c in read_json(smoke.path / SMOKE_FILE))
     text = f"Against a real Triton server {smoke.summary['server'] or '(version of PATH)'} on the emitted repository."
     times = smoke.manifest["measurements"]
-    text += (
-        f" It was ready {times['load_seconds']:.1f} s after its start; its first answer took "
-        f"{times['first_seconds']:.3f} s, {times['warm_up_seconds']:.3f} s longer than the same answer later."
-    )
+    if times:
+        text += (
+            f" It was ready {times['load_seconds']:.1f} s after its start; its first answer took "
+            f"{times['first_seconds']:.3f} s, {times['warm_up_seconds']:.3f} s longer than the same answer later."
+        )
     return Section("Server", text, (Table(("check", "passed", "detail"), rows),))
 
 
