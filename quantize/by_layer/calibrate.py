@@ -124,12 +124,7 @@ class ByLayer:
         states = LayerStates(self.work / "states", self._identity, shapes, width, self._dtype)
         if states.done is None:
             self.report.start("embedding the calibration text")
-            # the rows that the text has: a table of the whole vocabulary is never in memory
-            rows, places = np.unique(self.batch, return_inverse=True)
-            table = pieces.read([pieces.embedding_name])[pieces.embedding_name][torch.from_numpy(rows)]
-            with quiet():
-                model = pieces.outer({pieces.embedding_name: table})
-            ids = torch.from_numpy(places.reshape(self.batch.shape))
+            model, ids = pieces.embedding(torch.from_numpy(self.batch))
             begin = 0
             for number, part in enumerate(batches):
                 states.write(number, run_embedding(model, ids[begin : begin + len(part)].to(model.device)))

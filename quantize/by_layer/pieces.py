@@ -68,12 +68,13 @@ class Pieces:
             raise cannot(checkpoint, "transformers has no causal language model of its class")
         self._class: Any = known[type(self.config)]
         self.count = int(self.config.num_hidden_layers)
-        stacks = {match["stack"] for match in map(_IN_A_LAYER.match, self.headers) if match}
+        inside = [match for match in map(_IN_A_LAYER.match, self.headers) if match]
+        stacks = {match["stack"] for match in inside}
         if len(stacks) != 1:
             raise cannot(checkpoint, "its tensors are not in one list of decoder layers", stacks=sorted(stacks))
         self.stack = stacks.pop()
         self._root = self.stack.removesuffix("layers")
-        found = {int(match["index"]) for match in map(_IN_A_LAYER.match, self.headers) if match}
+        found = {int(match["index"]) for match in inside}
         if found != set(range(self.count)):
             raise cannot(checkpoint, "layers are missing or left over", layers=self.count, found=len(found))
         self._dtype, self._device, self._attention = dtype, device, attention
@@ -122,10 +123,7 @@ class Pieces:
         Raises:
             ForgeError: ``TF-QNT-060`` the class builds this layer otherwise; ``TF-QNT-031`` tensors do not fit.
         """
-        width = int(self.config.hidden_size)
-        stub = torch.zeros(_STUB_ROWS, width)
-        stubs = {self.embedding_name: stub, f"{_HEAD}.weight": stub.clone(), self.norm_name: torch.ones(width)}
-        model = self._built(self._config_of([index]), {**tensors, **stubs})
+        model = self._built(self._config_of([index]), {**tensors, **self._stubs()})
         ours, theirs = model.get_submodule(f"{self.stack}.0"), self.skeleton.get_submodule(f"{self.stack}.{index}")
         if (difference := _difference(ours, theirs)) is not None:
             raise cannot(self.checkpoint, f"layer {index} by itself is another one: {difference}")
@@ -138,18 +136,31 @@ class Pieces:
             tensors: of :meth:`outer_names`; an embedding may have other rows than the checkpoint's.
             head: the tensor that is the output head's weight.
         """
-        width = int(self.config.hidden_size)
-        stub = torch.zeros(_STUB_ROWS, width)
-        small = {self.embedding_name: stub, f"{_HEAD}.weight": stub.clone(), self.norm_name: torch.ones(width)}
         tables = {head: None, self.embedding_name: None}
         rest = {name: tensor for name, tensor in tensors.items() if name not in tables}
-        model = self._built(self._config_of([]), {**small, **rest})
+        model = self._built(self._config_of([]), {**self._stubs(), **rest})
         # put in afterwards: for a table of so many rows transformers would make the other as large
         if head in tensors:
             self._put(model.get_output_embeddings(), "out_features", tensors[head])
         elif self.embedding_name in tensors:
             self._put(model.get_input_embeddings(), "num_embeddings", tensors[self.embedding_name])
         return model
+
+    def embedding(self, ids: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """The model without layers whose embedding has the rows of int64 ``ids`` alone, and ``ids`` by these rows.
+
+        A table of the whole vocabulary is never in memory.
+        """
+        rows, places = torch.unique(ids, return_inverse=True)
+        name = self.embedding_name
+        with quiet():
+            return self.outer({name: self.read([name])[name][rows]}), places
+
+    def _stubs(self) -> Tensors:
+        """What a model has outside its layers where nothing is embedded and no logit is asked for."""
+        width = int(self.config.hidden_size)
+        stub = torch.zeros(_STUB_ROWS, width)
+        return {self.embedding_name: stub, f"{_HEAD}.weight": stub.clone(), self.norm_name: torch.ones(width)}
 
     def _put(self, module: Any, rows: str, weight: torch.Tensor) -> None:
         module.weight = torch.nn.Parameter(weight.to(self._device, self._dtype), requires_grad=False)

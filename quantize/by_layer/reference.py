@@ -177,10 +177,7 @@ class LayeredReference:
 
     def _embedded(self, sequences: Sequence[torch.Tensor], change: Change = PLAIN) -> Iterator[torch.Tensor]:
         """What the first layer is given of each sequence, [1, S, D]; only the rows that occur are in memory."""
-        rows, places = torch.unique(torch.cat(list(sequences)), return_inverse=True)
-        name = self._pieces.embedding_name
-        with quiet():
-            model = self._pieces.outer({name: self._pieces.read([name])[name][rows]})
+        model, places = self._pieces.embedding(torch.cat(list(sequences)))
         begin = 0
         for ids in sequences:
             with change.hooked(model):
